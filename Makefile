@@ -1,0 +1,70 @@
+# Needs only make and a Python of at least 3.11: every target makes its own virtual environment first.
+# `make demo` and `make test` are the two commands that a newcomer needs; `make help` lists the rest.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+PYTHON ?=
+ARGS   ?=
+
+# What a stamp stands for: reinstall when the metadata changes, not when the sources do (the install is editable).
+MADE        := $(VENV)/.made
+DEMO_STAMP  := $(VENV)/.installed-cli
+TEST_STAMP  := $(VENV)/.installed-test
+BENCH_STAMP := $(VENV)/.installed-bench
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test check pytest format bench clean
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(DEMO_STAMP) ## Four processes sell a shop's orders, without and with Interlock (ARGS="--seed 7")
+	@$(BIN)/interlock demo $(ARGS)
+
+test: check pytest ## Everything that must hold: check, then all tests
+
+check: $(TEST_STAMP) ## Lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+pytest: $(TEST_STAMP) ## The tests alone (ARGS="-k sqlite")
+	$(BIN)/python -m pytest $(ARGS)
+
+format: $(TEST_STAMP) ## Bring the sources into the form that `make check` asks for
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(BENCH_STAMP) ## Measure against hand-written floors (ARGS="--json")
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## Remove the virtual environment and everything that tools leave behind
+	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The newest Python that all dependencies are known to have wheels for comes first.
+$(MADE):
+	@for candidate in "$(PYTHON)" python3.13 python3.12 python3.11 python3.14 python3 python; do \
+		[ -n "$$candidate" ] || continue; \
+		"$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+		echo "making $(VENV) with $$candidate"; \
+		"$$candidate" -m venv --clear $(VENV) && touch $@ && exit 0; \
+		echo "'$$candidate -m venv' failed (on Debian and Ubuntu: apt install python3-venv)" >&2; \
+	done; \
+	echo "Interlock needs Python 3.11 or newer with venv and found none." >&2; \
+	echo "Install one, or name it: make PYTHON=/path/to/python3 ..." >&2; \
+	exit 1
+
+$(DEMO_STAMP): $(MADE) pyproject.toml
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[cli]'
+	@touch $@
+
+$(TEST_STAMP): $(MADE) pyproject.toml
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $@ $(DEMO_STAMP)
+
+$(BENCH_STAMP): $(MADE) pyproject.toml
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	@touch $@ $(DEMO_STAMP)
