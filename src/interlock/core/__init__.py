@@ -1,0 +1,1 @@
+"""The core: sessions, isolation, retry. Pure: it awaits its ports (`interlock.ports`) and nothing else."""

@@ -1,0 +1,244 @@
+"""How a transaction ends well: invariants, the request, and what may come back.
+
+The request carries, besides what the isolation mode validates, guards that are not reads of the agent: the rules of every space
+that takes part (`interlock.core.space`), the absence of each idempotency record, and the newest values that registered merge
+functions were applied to. If only such guards fail, the agent's decision still stands: the session learns the new rules or
+merges again, and sends the same request once more. If a record is there, the work was done before: a replay, not a conflict. If
+anything that the agent saw has changed, it is a conflict and nobody's to repair but the retry loop's.
+
+A read-only transaction sends nothing: it read one consistent snapshot, and has nothing to be refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from interlock.core import idempotency, refusals
+from interlock.core import isolation as modes
+from interlock.core.space import Space
+from interlock.core.transaction import ACTIVE, COMMITTED, DOOMED, ROLLED_BACK, Transaction
+from interlock.errors import ConflictError, InvariantError, LimitExceededError
+from interlock.model import (
+    ABSENT,
+    BoundBroken,
+    CommitRefused,
+    CommitRequest,
+    DuplicateTransaction,
+    Entry,
+    Expectation,
+    Key,
+    MergeRefused,
+    Put,
+    Reply,
+    Span,
+    Write,
+)
+
+_REPAIRS = 100
+"""How often one commit is sent again after its guards failed, before that counts as a conflict."""
+
+
+class Replay(BaseException):
+    """The record of an idempotency key is there: the work was done before. Never leaves the library."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+
+async def commit(txn: Transaction) -> Reply | None:
+    """Validate and apply; None for a read-only transaction. Raises what refused it; then nothing was written."""
+    txn.settle_calls()
+    if txn.state == DOOMED:
+        txn.raise_doom()
+    if txn.state != ACTIVE:
+        txn.refuse("commit")
+    try:
+        if not (txn.writes or txn.records or txn.clears or txn.chains):
+            txn.state = COMMITTED
+            return None
+        txn.engine.check_generation(txn.generation)
+        for space in txn.spaces():
+            if space.foreign_invariants and _writes_to(txn, space):
+                space.admit_writer()
+            if space.invariants and _writes_to(txn, space):
+                await _check_invariants(txn, space)
+        txn.check_time()
+        txn.reply = await _send(txn)
+        txn.state = COMMITTED
+        return txn.reply
+    except BaseException as error:
+        txn.state, txn.error = ROLLED_BACK, error
+        raise
+
+
+def _writes_to(txn: Transaction, space: Space) -> bool:
+    prefix = space.prefix
+    if any(key.startswith(prefix) for key in txn.writes) or any(key.startswith(prefix) for key in txn.chains or ()):
+        return True
+    return any(span.start.startswith(prefix) for span in txn.clears or ())
+
+
+async def _check_invariants(txn: Transaction, space: Space) -> None:
+    """Evaluate each invariant over the transaction's own view. What it reads is validated in every mode."""
+    if txn.invariant_reads is None:
+        if txn.mode == modes.NONE:
+            txn.token = await txn.backend.snapshot()
+        txn.invariant_reads, txn.invariant_spans = set(), []
+    for name, (check, resource) in space.invariants.items():
+        answer: Any = check(txn.engine.make_view(txn, resource))
+        if hasattr(answer, "__await__"):
+            answer = await answer
+        txn.settle_calls()
+        if txn.state != ACTIVE:
+            txn.raise_doom()
+        if not answer:
+            raise InvariantError(
+                f"invariant {name!r} of resource {space.name!r} would be broken",
+                transaction_id=refusals.transaction_text(txn.id),
+                invariant=name,
+                resource=space.name,
+            )
+
+
+@dataclass(slots=True)
+class _Sending:
+    """One decision on its way: what is fixed about it, and the guards that may be learnt anew."""
+
+    txn: Transaction
+    records: dict[Key, Put]
+    fingerprints: dict[Key, bytes]
+    record_expectations: dict[Key, Expectation]
+    published: list[tuple[Space, Put]]
+
+
+async def _send(txn: Transaction) -> Reply:
+    if txn.token is None:
+        await txn.need_token()
+    sending = _prepare(txn)
+    for _ in range(_REPAIRS):
+        request = await _request(sending)
+        try:
+            reply = await txn.backend.commit(request)
+        except CommitRefused as refused:
+            if not await _repair(sending, refused, request):
+                raise txn.conflict(refused.clashes) from None
+        except (BoundBroken, MergeRefused) as refused:
+            raise refusals.merge_error(refused, txn.id) from None
+        except DuplicateTransaction as duplicate:
+            raise _fenced(txn, duplicate) from None
+        else:
+            for space, put in sending.published:
+                space.learn(Entry(reply.version, put.value))
+            return reply
+    raise ConflictError("the rules or merged values of this commit changed again and again; try later")
+
+
+def _prepare(txn: Transaction) -> _Sending:
+    sending = _Sending(txn, {}, {}, {}, [])
+    for key, record in (txn.records or {}).items():
+        fingerprint = record.fingerprint
+        if fingerprint is None:
+            fingerprint = idempotency.footprint_fingerprint(txn.agent, _footprint(txn))
+        sending.fingerprints[key] = fingerprint
+        sending.records[key] = record.put(fingerprint)
+        sending.record_expectations[key] = ABSENT
+    return sending
+
+
+def _fenced(txn: Transaction, duplicate: DuplicateTransaction) -> ConflictError:
+    what = "is committed already" if duplicate.committed else "was ended by a question for its outcome"
+    name = refusals.transaction_text(txn.id)
+    return ConflictError(f"transaction {name} {what}", transaction_id=name)
+
+
+def _footprint(txn: Transaction) -> list[Key]:
+    spans = [part for span in txn.clears or () for part in span]
+    return [*txn.writes, *(txn.chains or ()), *spans]
+
+
+async def _request(sending: _Sending) -> CommitRequest:
+    txn = sending.txn
+    writes = txn.writes
+    guards: dict[Key, Expectation] = {}
+    sending.published = []
+    for space in txn.spaces():
+        guards[space.rules_key] = space.expected_rules
+        if space.pending:
+            sending.published.append((space, space.publication()))
+    if sending.records or sending.published or txn.chains:
+        writes = {**writes, **sending.records}
+        guards.update(sending.record_expectations)
+        writes.update((space.rules_key, put) for space, put in sending.published)
+        if txn.chains:
+            await _compute_chains(txn, writes, guards)
+    reads = modes.read_expectations(txn.mode, txn.reads, txn.writes, txn.invariant_reads or ())
+    observed = None
+    if txn.mode < modes.OPTIMISTIC or ABSENT in reads.values():
+        observed = modes.observed_reads(txn.reads, reads)
+    spans: tuple[Span, ...] = ()
+    if txn.spans is not None:
+        spans = modes.validated_spans(txn.mode, txn.spans, txn.invariant_spans or ())
+    _check_limits(txn, len(writes), len(reads), len(spans))
+    token, clears = txn.token, tuple(txn.clears or ())
+    assert token is not None
+    return CommitRequest(
+        txn.id, txn.agent, txn.isolation, token, reads, writes, guards, spans, clears, txn.operation, txn.run_id,
+        txn.attempt, observed,
+    )  # fmt: skip
+
+
+def _check_limits(txn: Transaction, writes: int, reads: int, spans: int) -> None:
+    limits = txn.backend.limits
+    if writes <= limits.writes and reads <= limits.reads and spans <= limits.spans and txn.bytes <= limits.commit_bytes:
+        return
+    counts = (("writes", writes), ("reads", reads), ("spans", spans), ("commit_bytes", txn.bytes))
+    for name, found in counts:
+        allowed: int = getattr(limits, name)
+        if found > allowed:
+            what = f"a transaction of {found} {name.replace('_', ' ')} is larger than {allowed}; split it"
+            raise LimitExceededError(what, limit=name, allowed=allowed, found=found)
+
+
+async def _compute_chains(txn: Transaction, writes: dict[Key, Write], guards: dict[Key, Expectation]) -> None:
+    """Apply registered merge functions to the newest values, and guard that they stay the newest."""
+    chains = txn.chains or {}
+    reading = await txn.backend.read(list(chains))
+    for key, entry in zip(chains, reading.entries, strict=True):
+        value = txn.chained(key, None if entry is None else entry.value)
+        if value is not None:
+            writes[key] = Put(value)
+            guards[key] = modes.expectation(entry)
+
+
+async def _repair(sending: _Sending, refused: CommitRefused, request: CommitRequest) -> bool:
+    """After a refusal: True if the same decision may be sent again. Raises `Replay` if it was done before."""
+    txn = sending.txn
+    failed = {clash.key for clash in refused.clashes if clash.kind != "range"}
+    found = [key for key in sending.records if key in failed]
+    if found:
+        await _replay(sending, found)
+    rules = {space.rules_key: space for space in txn.spaces()}
+    learnable = failed & rules.keys()
+    if learnable:
+        reading = await txn.backend.read(list(learnable))
+        for key, entry in zip(learnable, reading.entries, strict=True):
+            rules[key].learn(entry)
+            rules[key].admit(txn.mode, txn.isolation)
+            if _writes_to(txn, rules[key]):
+                rules[key].admit_writer()
+    repairable = {*found, *learnable, *(txn.chains or {})} - request.reads.keys()
+    return all(clash.kind != "range" and clash.key in repairable for clash in refused.clashes)
+
+
+async def _replay(sending: _Sending, found: list[Key]) -> None:
+    reading = await sending.txn.backend.read(found)
+    for key, entry in zip(found, reading.entries, strict=True):
+        stored = idempotency.read_record(entry, reading.at)
+        if stored is None:  # expired and not compacted yet: it may be replaced, by one of those who try
+            sending.record_expectations[key] = modes.expectation(entry)
+            continue
+        record = (sending.txn.records or {})[key]
+        idempotency.check_fingerprint(stored[0], sending.fingerprints[key], record.idempotency_key)
+        raise Replay(stored[1])

@@ -1,0 +1,163 @@
+"""What one store object shares between its transactions: the backend, the runtime, the spaces, the gates, the housekeeping.
+
+The asynchronous and the synchronous `Store` are shells over this class. It is used by many threads and event loops at once; what
+is written after construction is either guarded by the gates' mutex or is a single dictionary operation.
+
+A store keeps itself small: every `HOUSEKEEPING_COMMITS` commits the session that happens to pass compacts a small batch, so that
+history, feed and expired records stay bounded without anybody scheduling anything.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from interlock.core import isolation as modes
+from interlock.core import transaction as transactions
+from interlock.core.isolation import Isolation
+from interlock.core.options import Chosen
+from interlock.core.retry import RetryPolicy
+from interlock.core.space import Resource, Space
+from interlock.core.transaction import Transaction, current
+from interlock.core.typed import PLAIN, value_type
+from interlock.errors import InterlockError, UnsupportedError, UsageError
+from interlock.gates import Gates
+from interlock.keys import check_name
+from interlock.model import Key
+from interlock.ports import Backend, Runtime
+
+HOUSEKEEPING_COMMITS: Final = 512
+"""After how many commits of one store object a batch is compacted."""
+HOUSEKEEPING_LIMIT: Final = 2048
+"""How many feed records one batch may drop; more than come in, so that a backlog shrinks."""
+
+log = logging.getLogger("interlock")
+
+
+class Engine:
+    """The shared part of a store object. Not for users: `Store` is."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        runtime: Runtime,
+        make_view: Callable[[Transaction, Resource], Any],
+        *,
+        agent: str | None,
+        isolation: Isolation,
+        retry: RetryPolicy,
+        idempotency_ttl_seconds: float,
+        history_seconds: float,
+    ) -> None:
+        if agent is not None:
+            check_name("agent", agent)
+        self.default_mode = modes.rank(isolation)
+        if type(retry) is not RetryPolicy:
+            raise UsageError(f"retry is a RetryPolicy, not {type(retry).__name__}")
+        for name, seconds in (
+            ("idempotency_ttl_seconds", idempotency_ttl_seconds),
+            ("history_seconds", history_seconds),
+        ):
+            if type(seconds) not in (int, float) or not 0 < seconds < float("inf"):
+                raise UsageError(f"{name} is a number of seconds above 0, not {seconds!r}")
+        self.backend = backend
+        self.runtime = runtime
+        self.make_view = make_view
+        self.agent = agent
+        self.isolation: Isolation = isolation
+        self.retry = retry
+        self.idempotency_ttl_seconds = float(idempotency_ttl_seconds)
+        self.history_seconds = float(history_seconds)
+        self.gates = Gates(runtime)
+        self.running_keys: dict[Key, tuple[bytes, int]] = {}
+        self.closed = False
+        self._spaces: dict[str, Space] = {}
+        self._resources: dict[tuple[str, Any], Resource] = {}
+        self._since_compaction = 0
+
+    def new_id(self) -> int:
+        """A transaction id: 48 bits of milliseconds, then 80 random bits, so that ids are roughly in order of time."""
+        return (int(self.runtime.time() * 1000) << 80) | self.runtime.random_bits(80)
+
+    def resource(self, name: str, declared: Any = None) -> Resource:
+        """A resource seen through a type. Raises `UsageError` for a bad name or a type that cannot be stored."""
+        try:
+            found = self._resources.get((name, declared))
+        except TypeError:
+            raise UsageError(f"the type of a resource is a type, not {declared!r}") from None
+        if found is None:
+            space = self._spaces.get(check_name("a resource's name", name))
+            if space is None:
+                space = self._spaces.setdefault(name, Space(self, name))
+            found = Resource(space, PLAIN if declared is None else value_type(declared))
+            found = self._resources.setdefault((name, declared), found)
+        return found
+
+    def start(self, home: Resource | None, chosen: Chosen, parent: Transaction | None) -> Transaction:
+        """A new transaction with the options of the call, of the enclosing session, or of the store."""
+        if self.closed:
+            raise UsageError("the store is closed")
+        agent = chosen.agent
+        if agent is None:
+            agent = parent.agent if parent is not None else self.agent
+            if agent is None:
+                raise UsageError("no agent: pass agent=, or open the store with one")
+        isolation = chosen.isolation
+        if isolation is None:
+            mode, isolation = self.default_mode, self.isolation
+        else:
+            mode = modes.RANKS[isolation]
+        txn = Transaction(self, None if home is None else home.space, agent, isolation, mode)
+        txn.run_id = chosen.run_id if chosen.run_id is not None else (None if parent is None else parent.run_id)
+        if chosen.timeout_seconds is not None:
+            txn.deadline = self.runtime.monotonic() + chosen.timeout_seconds
+        return txn
+
+    def parent(self, *, detached: bool, isolation: str | None = None) -> Transaction | None:
+        """The transaction that a new session or `run` joins; None where there is none.
+
+        Raises `UsageError` in a task or thread that only inherited the context, and for a stronger isolation."""
+        open_transaction = current.get()
+        if open_transaction is None or open_transaction.engine is not self or detached:
+            return None
+        if not open_transaction.same_context():
+            if open_transaction.state in (transactions.COMMITTED, transactions.ROLLED_BACK):
+                return None
+            raise UsageError(
+                "a session of another task or thread is open in this context; await it there, or pass detached=True "
+                "for a transaction of its own"
+            )
+        if isolation is not None and modes.rank(isolation) > open_transaction.mode:
+            raise UsageError(
+                f"a nested session cannot ask for {isolation!r} inside one that is {open_transaction.isolation!r}"
+            )
+        return open_transaction
+
+    def check_generation(self, generation: int) -> None:
+        """Raises `UsageError` for a session that was begun before a fork and is used in the child."""
+        if generation != transactions._generation:
+            raise UsageError("this session was begun before os.fork(); begin a new one in the child")
+
+    async def housekeep(self) -> None:
+        """Count a commit; compact a batch when it is time. A failure is logged, never raised: the commit has happened."""
+        self._since_compaction += 1
+        if self._since_compaction < HOUSEKEEPING_COMMITS:
+            return
+        self._since_compaction = 0
+        try:
+            await self.compact(HOUSEKEEPING_LIMIT)
+        except UnsupportedError:
+            pass
+        except InterlockError as error:
+            log.warning("compaction failed and will be tried again: %s", error)
+
+    async def compact(self, limit: int) -> int:
+        """Drop what is older than the store's history; returns how many things were dropped."""
+        now = await self.backend.now()
+        return await self.backend.compact(now - self.history_seconds, limit=limit)
+
+    async def close(self) -> None:
+        """Close the backend; may be called again."""
+        self.closed = True
+        await self.backend.close()

@@ -1,0 +1,149 @@
+"""Idempotent commits: the record of a key is written by the very commit that it protects.
+
+A record is an unlisted, expiring system key. It holds the fingerprint of what the key was used for and what the function
+returned. A commit with an idempotency key expects the record ABSENT, so of any number of commits with one key at most one
+succeeds, whatever was lost or repeated on the way; the others find the record and answer with its result.
+
+A key is scoped by the resource and the operation's name: the same text used for another operation is another key. The default
+fingerprint binds the agent and the arguments, by name, whatever the order of a dict's keys and whether they were given by
+position or by `functools.partial`; it does not bind computed values, so that a retried read-modify-write replays. In a bare
+session the operation is the session and the fingerprint binds the agent and the keys written.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from interlock import codec, keys
+from interlock.errors import (
+    BackendCorruptError,
+    IdempotencyMismatchError,
+    LimitExceededError,
+    UsageError,
+    ValueRefusedError,
+)
+from interlock.model import Entry, Key, Put
+
+_FINGERPRINT_BYTES = 16
+SESSION: Final = "session"
+"""The operation name of a bare session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a commit writes under its idempotency key. ``fingerprint`` None: of the write footprint, made at the commit."""
+
+    idempotency_key: str
+    fingerprint: bytes | None
+    result: Any
+    ttl_seconds: float
+
+    def put(self, fingerprint: bytes) -> Put:
+        """The write. Raises `ValueRefusedError` if the result cannot be stored."""
+        try:
+            frozen = codec.freeze((fingerprint, self.result))
+        except (ValueRefusedError, LimitExceededError) as error:
+            raise ValueRefusedError(
+                "what the function returns is kept with its idempotency key, and this cannot be stored: "
+                f"{error.args[0]}",
+                path=getattr(error, "path", "$").replace("$[1]", "$", 1),
+            ) from error
+        return Put(frozen, ttl_seconds=self.ttl_seconds, listed=False)
+
+
+def record_key(resource_name: str, operation: str, idempotency_key: str) -> Key:
+    """Where a key's record lies: a digest, so that long names cannot exceed a key's limit."""
+    scope = keys.encode((resource_name or "-", operation[:400])) + keys.encode((idempotency_key,))
+    return keys.SYSTEM + b"idem" + hashlib.blake2b(scope, digest_size=24).digest()
+
+
+def read_record(entry: Entry | None, at: float) -> tuple[bytes, Any] | None:
+    """The fingerprint and result of a record; None where there is none or it has expired."""
+    if entry is None or entry.value is None or (entry.expires_at is not None and entry.expires_at <= at):
+        return None
+    try:
+        fingerprint, result = codec.thaw(entry.value)
+    except ValueError as error:
+        raise BackendCorruptError(f"an idempotency record cannot be read: {error}") from error
+    return fingerprint, result
+
+
+def check_fingerprint(stored: bytes, wanted: bytes, idempotency_key: str) -> None:
+    """Raises `IdempotencyMismatchError` if a key was used for something else."""
+    if stored != wanted:
+        raise IdempotencyMismatchError(
+            f"idempotency key {idempotency_key!r} was used before with other arguments, by another agent, or with "
+            "another fingerprint",
+            idempotency_key=idempotency_key,
+        )
+
+
+def _digest(what: Any) -> bytes:
+    return hashlib.blake2b(codec.canonical(what), digest_size=_FINGERPRINT_BYTES).digest()
+
+
+def given_fingerprint(value: object) -> bytes:
+    """The fingerprint of what the user passes. Raises `ValueRefusedError` if it has no stored form."""
+    return _digest(("given", value))
+
+
+def footprint_fingerprint(agent: str, written: Iterable[Key]) -> bytes:
+    """The fingerprint of a bare session: the agent and the keys that it writes."""
+    return _digest(("footprint", agent, sorted(written)))
+
+
+def call_fingerprint(agent: str, fn: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> bytes:
+    """The fingerprint of a call: the agent and the arguments by name.
+
+    Raises `UsageError` for a lambda, for a function that closes over variables (they would not be bound), and for
+    arguments that have no stored form: pass ``idempotency_fingerprint=`` then."""
+    inner, arguments, named = _look_through(fn, arguments, named)
+    name = operation_name(inner)
+    if "<lambda>" in name:
+        raise UsageError("a lambda has no name to bind an idempotency key to; pass idempotency_fingerprint=")
+    if getattr(inner, "__closure__", None):
+        outer = ", ".join(inner.__code__.co_freevars)
+        raise UsageError(
+            f"{name} closes over {outer}, which an idempotency key would not bind; make them arguments, or pass "
+            "idempotency_fingerprint="
+        )
+    try:
+        bound = _signature(inner).bind(None, *arguments, **named)
+        bound.apply_defaults()
+    except TypeError as error:
+        raise UsageError(f"{name} cannot be called like this: {error}") from None
+    values = dict(list(bound.arguments.items())[1:])
+    try:
+        return _digest(("call", agent, values))
+    except ValueRefusedError as error:
+        raise UsageError(
+            f"the arguments of {name} cannot be part of a fingerprint ({error}); pass ids instead of objects, or pass "
+            "idempotency_fingerprint="
+        ) from error
+
+
+def _look_through(
+    fn: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    while isinstance(fn, functools.partial):
+        arguments, named = (*fn.args, *arguments), {**fn.keywords, **named}
+        fn = fn.func
+    return fn, arguments, named
+
+
+@functools.lru_cache(maxsize=512)
+def _signature(fn: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(fn)
+
+
+def operation_name(fn: Callable[..., Any]) -> str:
+    """The name under which a function's transactions are recorded: its module and qualified name."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = getattr(fn, "__qualname__", None) or type(fn).__qualname__
+    return f"{getattr(fn, '__module__', None) or '?'}.{name}"

@@ -1,0 +1,76 @@
+"""The options of a transaction: one place where they are named, checked and given their defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, TypedDict
+
+from interlock.core import isolation as modes
+from interlock.core.isolation import Isolation
+from interlock.core.retry import RetryPolicy
+from interlock.errors import UsageError
+from interlock.keys import check_name
+
+
+class SessionOptions(TypedDict, total=False):
+    """The keywords of `session` and `begin`. All times are in seconds."""
+
+    agent: str
+    run_id: str
+    isolation: Isolation
+    idempotency_key: str | None
+    idempotency_fingerprint: object
+    timeout_seconds: float | None
+    detached: bool
+
+
+class Options(SessionOptions, total=False):
+    """The keywords of `run`, `run_detailed`, `transactional` and `attempts`."""
+
+    retry: RetryPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Options after the checks; None where nothing was said."""
+
+    agent: str | None = None
+    run_id: str | None = None
+    isolation: Isolation | None = None
+    idempotency_key: str | None = None
+    idempotency_fingerprint: object = None
+    timeout_seconds: float | None = None
+    detached: bool = False
+    retry: RetryPolicy | None = None
+
+
+DEFAULTS: Final = Chosen()
+_NAMES: Final = frozenset(Chosen.__dataclass_fields__)
+
+
+def choose(given: dict[str, Any], *, retries: bool) -> Chosen:
+    """Check the keywords of a call. Raises `UsageError` naming the option that is wrong."""
+    if not given:
+        return DEFAULTS
+    unknown = [name for name in given if name not in _NAMES or (name == "retry" and not retries)]
+    if unknown:
+        known = ", ".join(sorted(_NAMES if retries else _NAMES - {"retry"}))
+        raise UsageError(
+            f"unknown option {unknown[0]!r}; there are {known}. A function's own keywords go through "
+            f"functools.partial(fn, {unknown[0]}=...)"
+        )
+    chosen = Chosen(**given)
+    for what in ("agent", "run_id", "idempotency_key"):
+        value = given.get(what)
+        if value is not None:
+            check_name(what, value)
+    if chosen.isolation is not None:
+        modes.rank(chosen.isolation)
+    seconds = chosen.timeout_seconds
+    if seconds is not None and not (type(seconds) in (int, float) and seconds > 0):
+        raise UsageError(f"timeout_seconds is a number above 0, not {seconds!r}")
+    if chosen.idempotency_fingerprint is not None and chosen.idempotency_key is None:
+        raise UsageError("idempotency_fingerprint= needs idempotency_key=")
+    if chosen.retry is not None and type(chosen.retry) is not RetryPolicy:
+        raise UsageError(f"retry is a RetryPolicy, not {type(chosen.retry).__name__}")
+    return chosen

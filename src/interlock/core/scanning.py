@@ -1,0 +1,186 @@
+"""Reading and rewriting ranges: a backend's pages with the transaction's own writes laid over them.
+
+What was scanned is put into the read set as a span, which is validated as a whole: membership and content. The span grows with
+what the caller has really consumed: a page is fetched when it is needed, small ones first, and only the fetched part counts, so
+that taking the first key of a queue does not depend on its tail. In the modes that do not validate spans, the keys that were
+found count as keys read (and an insert into the range goes unnoticed: the phantom that those modes allow).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from interlock.core import isolation as modes
+from interlock.core import writing
+from interlock.core.space import Resource
+from interlock.core.transaction import DELETE, MISSING, Transaction
+from interlock.errors import UsageError
+from interlock.model import Entry, Key, Page, Span
+
+_FIRST_PAGE = 32
+_LAST_PAGE = 1024
+
+
+async def scan(
+    txn: Transaction,
+    resource: Resource,
+    prefix: Any = None,
+    start: Any = None,
+    stop: Any = None,
+    limit: int | None = None,
+    reverse: bool = False,
+) -> AsyncIterator[tuple[Any, Any]]:
+    """Keys and values of a range in key order, as the transaction sees them."""
+    left = check_limit(limit)
+    async for raw, value in _rows(txn, resource, prefix, start, stop, left, reverse, "scan"):
+        try:
+            row = (resource.space.decode(raw), resource.thaw(value))
+        except BaseException as error:
+            txn.doom(error)
+            raise
+        yield row
+        if left is not None:
+            left -= 1
+            if left <= 0:
+                return
+
+
+def check_limit(limit: int | None) -> int | None:
+    """Raises `UsageError` for a limit that is not a whole number from 1."""
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise UsageError(f"limit is a whole number from 1, not {limit!r}")
+    return limit
+
+
+async def _rows(
+    txn: Transaction, resource: Resource, prefix: Any, start: Any, stop: Any, limit: int | None, reverse: bool, call: str
+) -> AsyncIterator[tuple[Key, bytes]]:
+    if txn.state:
+        txn.refuse(call)
+    try:
+        if resource.space is not txn.home:
+            txn.touch(resource.space)
+        rest = resource.space.span(prefix, start, stop)
+    except BaseException as error:
+        txn.doom(error)
+        raise
+    size = min(limit or _FIRST_PAGE, _LAST_PAGE)
+    while rest.start < rest.stop:
+        try:
+            if txn.state:
+                txn.refuse(call)
+            page = await _page(txn, rest, size, reverse)
+            seen, rest = _cut(rest, page, reverse)
+            rows = _overlay(txn, seen, page, reverse)
+        except BaseException as error:
+            txn.doom(error)
+            raise
+        for row in rows:
+            yield row
+        size = min(2 * size, _LAST_PAGE)
+
+
+async def _page(txn: Transaction, span: Span, size: int, reverse: bool) -> Page:
+    """The next page; notes what was read, and moves the snapshot forward where that is possible."""
+    txn.check_time()
+    if txn.unchecked is not None:
+        spaces, txn.unchecked = txn.unchecked, None
+        found = await txn.backend.read([space.rules_key for space in spaces])
+        for space, entry in zip(spaces, found.entries, strict=True):
+            space.learn(entry)
+            space.admit(txn.mode, txn.isolation)
+    newest = txn.mode == modes.NONE and txn.invariant_spans is None
+    page = await txn.backend.scan(span, None if newest else txn.token, limit=size, reverse=reverse)
+    if txn.token is None or newest:
+        txn.token = page.token
+    elif page.superseded and txn.mode >= modes.OPTIMISTIC and await txn.extend():
+        page = await txn.backend.scan(span, txn.token, limit=size, reverse=reverse)
+    return page
+
+
+def _cut(span: Span, page: Page, reverse: bool) -> tuple[Span, Span]:
+    """What a page has covered of a span, and what is left of it."""
+    if not page.more or not page.items:
+        return span, Span(span.stop, span.stop)
+    last = page.items[-1][0]
+    if reverse:
+        return Span(last, span.stop), Span(span.start, last)
+    after = last + b"\0"
+    return Span(span.start, after), Span(after, span.stop)
+
+
+def _overlay(txn: Transaction, seen: Span, page: Page, reverse: bool) -> list[tuple[Key, bytes]]:
+    txn.spans = txn.spans or []
+    txn.spans.append(seen)
+    if txn.invariant_spans is not None:
+        txn.invariant_spans.append(seen)
+    entries: dict[Key, Entry] = dict(page.items)
+    keyed = txn.mode < modes.SERIALIZABLE
+    found: dict[Key, bytes | None] = {}
+    for key, entry in entries.items():
+        if keyed:
+            txn.reads.setdefault(key, entry)
+        found[key] = entry.value
+    if txn.writes or txn.clears or txn.chains:
+        for key in (*found, *(txn.chains or ()), *txn.writes):
+            if seen.start <= key < seen.stop:
+                own = txn.own(key)
+                found[key] = own if own is not MISSING else txn.pending(key, found.get(key))
+    rows = [(key, value) for key, value in found.items() if value is not None]
+    rows.sort(reverse=reverse)
+    return rows
+
+
+async def update_where(
+    txn: Transaction, resource: Resource, fn: Any, prefix: Any = None, start: Any = None, stop: Any = None
+) -> int:
+    """Give every key of a range a new value, or `DELETE` it; returns how many were changed."""
+    rows = [row async for row in _rows(txn, resource, prefix, start, stop, None, False, "update_where")]
+    changed = 0
+    try:
+        txn.before_write()
+        for raw, value in rows:
+            new = fn(resource.space.decode(raw), resource.thaw(value))
+            if new is DELETE:
+                writing.remove(txn, raw)
+                changed += 1
+                continue
+            frozen = resource.freeze(new)
+            if frozen != value:
+                writing.put(txn, raw, frozen)
+                changed += 1
+    except BaseException as error:
+        txn.doom(error)
+        raise
+    return changed
+
+
+async def read_many(txn: Transaction, resource: Resource, wanted: list[Any]) -> dict[Any, Any]:
+    """Several keys in one round trip; those without a value are left out."""
+    if txn.state:
+        txn.refuse("read_many")
+    try:
+        if resource.space is not txn.home:
+            txn.touch(resource.space)
+        raws = [resource.encode(key) for key in wanted]
+        missing = [raw for raw in raws if raw not in txn.reads and txn.own(raw) is MISSING]
+        if missing and txn.token is not None and txn.unchecked is None and txn.mode != modes.NONE:
+            reading = await txn.backend.read(missing, txn.token)
+            if not reading.superseded:
+                txn.reads.update(zip(missing, reading.entries, strict=True))
+        elif missing and txn.token is None and txn.unchecked is None and txn.mode != modes.NONE:
+            reading = await txn.backend.read(missing)
+            txn.token = reading.token
+            txn.reads.update(zip(missing, reading.entries, strict=True))
+    except BaseException as error:
+        txn.doom(error)
+        raise
+    found = {}
+    for key in wanted:
+        value = await txn.read(resource, key, MISSING)
+        if value is not MISSING:
+            found[key] = value
+    return found
+
+

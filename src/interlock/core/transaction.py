@@ -1,0 +1,439 @@
+"""One attempt at all-or-nothing: the read set, the write set, the snapshot. How it ends is in `interlock.core.commit`.
+
+The asynchronous and the synchronous handle are thin shells over this class, which takes the resource as an argument, so that
+one transaction may span several. What holds at every moment:
+
+- ``writes`` holds stored forms only, so nothing that a caller changes later can change what is committed; values are built
+  anew at each read, for the same reason.
+- ``reads`` holds, for each key, what it was in the snapshot ``token``; a key is asked for once (mode ``none`` asks each time).
+- A call that fails dooms the transaction: code that swallows the error cannot commit, the exit raises the error again.
+- After the end every call is refused. Nothing is held in the engine in between, however long the agent thinks.
+
+Snapshot extension (optimistic and serializable): when a read meets something newer than the snapshot, everything read so far is
+validated; if it still holds, the snapshot moves forward and the transaction sees the newer value; if not, it can never commit a
+write, so one that has written fails there and then. One that has not goes on with its old snapshot (read-only transactions
+never abort) and fails when it first writes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Coroutine
+from contextvars import ContextVar
+from contextvars import Token as ContextToken
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from interlock import merges
+from interlock.core import isolation as modes
+from interlock.core import refusals
+from interlock.core.space import MergeFunction, Resource, Space
+from interlock.errors import ConflictError, DeadlineExceededError, InterlockError, UsageError
+from interlock.model import (
+    BoundBroken,
+    Clash,
+    CommitRefused,
+    CommitRequest,
+    Delete,
+    Entry,
+    Key,
+    Merge,
+    MergeRefused,
+    Operation,
+    Put,
+    Reply,
+    Span,
+    Token,
+    Write,
+)
+
+if TYPE_CHECKING:
+    from interlock.core.engine import Engine
+    from interlock.core.idempotency import Record
+
+ACTIVE, READY, DOOMED, COMMITTED, ROLLED_BACK = range(5)
+_STATES: Final = ("active", "not entered yet", "doomed", "already committed", "already rolled back")
+
+
+class _Missing:
+    """No default was given."""
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Final[Any] = _Missing()
+DELETE: Final = Delete()
+
+current: ContextVar[Transaction | None] = ContextVar("interlock_transaction", default=None)
+
+_generation = 0
+
+
+def _forked() -> None:
+    global _generation
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class Custom:
+    """One use of a registered merge function."""
+
+    __slots__ = ("function", "operand", "resource")
+
+    def __init__(self, function: MergeFunction, operand: Any, resource: Resource) -> None:
+        self.function = function
+        self.operand = operand
+        self.resource = resource
+
+    def apply(self, before: bytes | None) -> bytes:
+        """The stored form after the function has seen the value before (None: absent) and the operand."""
+        value = None if before is None else self.resource.thaw(before)
+        return self.resource.freeze(self.function(value, self.operand))
+
+
+Step = Operation | Custom
+
+
+class Transaction:
+    """The state of one attempt. Not for users: `AgentSession` is."""
+
+    __slots__ = (
+        "agent",
+        "attempt",
+        "backend",
+        "bytes",
+        "calls",
+        "chains",
+        "clears",
+        "context",
+        "deadline",
+        "engine",
+        "error",
+        "gate",
+        "generation",
+        "home",
+        "id",
+        "invariant_reads",
+        "invariant_spans",
+        "isolation",
+        "last_call",
+        "memos",
+        "mode",
+        "operation",
+        "reads",
+        "records",
+        "replayed",
+        "reply",
+        "run_id",
+        "spans",
+        "stale",
+        "state",
+        "token",
+        "touched",
+        "unchecked",
+        "writes",
+    )
+
+    def __init__(self, engine: Engine, home: Space | None, agent: str, isolation: str, mode: int) -> None:
+        self.engine = engine
+        self.backend = engine.backend
+        self.home = home
+        self.id = engine.new_id()
+        self.agent = agent
+        self.isolation = isolation
+        self.mode = mode
+        self.state = ACTIVE
+        self.error: BaseException | None = None
+        self.reads: dict[Key, Entry | None] = {}
+        self.writes: dict[Key, Write] = {}
+        self.token: Token | None = None
+        self.generation = _generation
+        self.touched: list[Space] | None = None
+        self.unchecked: list[Space] | None = None
+        self.spans: list[Span] | None = None
+        self.clears: list[Span] | None = None
+        self.chains: dict[Key, list[Step]] | None = None
+        self.records: dict[Key, Record] | None = None
+        self.invariant_reads: set[Key] | None = None
+        self.invariant_spans: list[Span] | None = None
+        self.stale: tuple[Clash, ...] | None = None
+        self.gate: Key | None = None
+        self.context: ContextToken[Transaction | None] | None = None
+        self.last_call: Coroutine[Any, Any, Any] | None = None
+        self.calls: list[Coroutine[Any, Any, Any]] | None = None
+        self.memos: dict[Any, Any] | None = None
+        self.operation: str | None = None
+        self.run_id: str | None = None
+        self.attempt = 1
+        self.deadline: float | None = None
+        self.replayed = False
+        self.reply: Reply | None = None
+        self.bytes = 0
+        if home is not None:
+            if mode < modes.SERIALIZABLE:
+                home.admit(mode, isolation)
+                self.unchecked = [home]
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+    def refuse(self, call: str) -> NoReturn:
+        """Raises `UsageError` for a call that the state does not allow."""
+        if self.state == DOOMED:
+            raise UsageError(f"session.{call}: the session is doomed, it can only be rolled back: {self.error}") from self.error
+        raise UsageError(f"session.{call}: the session is {_STATES[self.state]}")
+
+    def doom(self, error: BaseException) -> None:
+        """From now on it cannot commit; its exit raises ``error``."""
+        if self.state == ACTIVE:
+            self.state, self.error = DOOMED, error
+
+    def enter_context(self) -> None:
+        """Make this the current transaction of the calling task or thread."""
+        self.context = current.set(self)
+
+    def leave_context(self) -> None:
+        """Undo `enter_context`, also from another context (a generator's finaliser), and give back the gate."""
+        if self.gate is not None:
+            self.engine.gates.leave(self.gate, self)
+            self.gate = None
+        token, self.context = self.context, None
+        if token is None:
+            return
+        try:
+            current.reset(token)
+        except ValueError:
+            if current.get() is self:
+                current.set(None)
+
+    def same_context(self) -> bool:
+        """Whether the caller is in the task or thread that opened this transaction.
+
+        A ContextVar token can be reset only in the very context that made it, which is the test."""
+        if self.context is None:
+            return False
+        try:
+            current.reset(self.context)
+        except ValueError:
+            return False
+        self.context = current.set(self)
+        return True
+
+    def admit_call(self, call: Coroutine[Any, Any, Any]) -> None:
+        """Remember the coroutine that a handle gives out, to find calls that overlap or are never awaited."""
+        last = self.last_call
+        if last is not None and last.cr_frame is not None:
+            self._look_at_unfinished(last, call)
+        self.last_call = call
+
+    def _look_at_unfinished(self, last: Any, call: Any) -> None:
+        if inspect.getcoroutinestate(last) == inspect.CORO_CREATED:
+            self.calls = [*(self.calls or ()), last]  # legal if it is awaited before the end
+            return
+        call.close()
+        error = UsageError(f"session.{_name(last)} has not finished: a session is used by one task at a time")
+        self.doom(error)
+        raise error
+
+    def settle_calls(self) -> None:
+        """At the end: a call that was never awaited, or still runs elsewhere, dooms the transaction."""
+        last = self.last_call
+        if self.calls is None and (last is None or last.cr_frame is None):
+            return
+        open_calls = [call for call in (*(self.calls or ()), last) if call is not None and call.cr_frame is not None]
+        self.calls = self.last_call = None
+        if not open_calls:
+            return
+        names = ", ".join(f"session.{_name(call)}" for call in open_calls)
+        for call in open_calls:
+            if inspect.getcoroutinestate(call) == inspect.CORO_CREATED:
+                call.close()
+        self.doom(UsageError(f"never awaited to its end: {names}. Nothing was written; put an await in front"))
+
+    def touch(self, space: Space) -> None:
+        """Note that a second (third ...) space takes part."""
+        if self.touched is not None and space in self.touched:
+            return
+        if space.engine is not self.engine:
+            raise UsageError(f"resource {space.name!r} belongs to another store than this session")
+        space.admit(self.mode, self.isolation)
+        self.touched = [*(self.touched or ()), space]
+        if self.mode < modes.SERIALIZABLE:
+            self.unchecked = [*(self.unchecked or ()), space]
+
+    def spaces(self) -> tuple[Space, ...]:
+        """Every space that takes part."""
+        home = () if self.home is None else (self.home,)
+        return home if self.touched is None else (*home, *self.touched)
+
+    def check_time(self) -> None:
+        """Raises `DeadlineExceededError` when ``timeout_seconds`` is over."""
+        if self.deadline is not None and self.engine.runtime.monotonic() >= self.deadline:
+            raise DeadlineExceededError(
+                "timeout_seconds ran out before the commit; nothing was written", transaction_id=f"{self.id:032x}"
+            )
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+    async def read(self, resource: Resource, key: Any, default: Any = None) -> Any:
+        """The value of a key as this transaction sees it, or ``default``."""
+        if self.state:
+            self.refuse("read")
+        try:
+            if resource.space is not self.home:
+                self.touch(resource.space)
+            raw = resource.encode(key)
+            entry = self.reads.get(raw, MISSING)
+            if (self.writes or self.clears) and (own := self.own(raw)) is not MISSING:
+                value = own
+            else:
+                if entry is MISSING or self.mode == modes.NONE:
+                    entry = await self.fetch(raw)
+                value = None if entry is None else entry.value
+                if self.writes or self.chains:
+                    value = self.pending(raw, value)
+                if self.invariant_reads is not None:
+                    self.invariant_reads.add(raw)
+            return default if value is None else resource.thaw(value)
+        except BaseException as error:
+            self.doom(error)
+            raise
+
+    def own(self, raw: Key) -> Any:
+        """The stored form that this transaction has itself decided (None: deleted), or MISSING."""
+        write = self.writes.get(raw)
+        if write is not None:
+            kind = type(write)
+            return write.value if kind is Put else None if kind is Delete else MISSING  # type: ignore[union-attr]
+        if self.clears and any(span.start <= raw < span.stop for span in self.clears):
+            return None
+        return MISSING
+
+    def pending(self, raw: Key, value: bytes | None) -> bytes | None:
+        """The stored form with this transaction's merges applied."""
+        write = self.writes.get(raw)
+        if type(write) is Merge:
+            return self.merged(raw, value, write.operations)
+        if self.chains is not None and raw in self.chains:
+            return self.chained(raw, value)
+        return value
+
+    def merged(self, raw: Key, value: bytes | None, operations: tuple[Operation, ...]) -> bytes:
+        """Apply merges on the client; what they refuse becomes the public error."""
+        try:
+            return merges.apply(value, operations)
+        except (BoundBroken, MergeRefused) as refused:
+            refused.key = raw
+            raise refusals.merge_error(refused, self.id) from None
+
+    def chained(self, raw: Key, value: bytes | None) -> bytes | None:
+        """Apply a chain of custom and built-in merges on the client."""
+        for step in (self.chains or {})[raw]:
+            value = step.apply(value) if type(step) is Custom else self.merged(raw, value, (step,))  # type: ignore[arg-type]
+        return value
+
+    async def fetch(self, raw: Key) -> Entry | None:
+        """Ask the backend for a key and put it into the read set."""
+        if self.deadline is not None:
+            self.check_time()
+        token = self.token
+        if token is None:
+            gates = self.engine.gates
+            if self.gate is None and raw in gates.open:
+                await self.queue_for(raw)
+        if self.unchecked is not None:
+            return await self._fetch_with_rules(raw)
+        newest = self.mode == modes.NONE and self.invariant_reads is None
+        reading = await self.backend.read((raw,), None if newest else token)
+        entry = reading.entries[0]
+        if token is None or newest:
+            self.token = reading.token
+        elif reading.superseded and self.mode >= modes.OPTIMISTIC and await self.extend():
+            entry = (await self.backend.read((raw,), self.token)).entries[0]
+        self.reads[raw] = entry
+        return entry
+
+    async def _fetch_with_rules(self, raw: Key) -> Entry | None:
+        """The first read of a session that is not serializable learns the floors that others have published."""
+        spaces, self.unchecked = self.unchecked or [], None
+        found = await self.backend.read([space.rules_key for space in spaces])
+        for space, entry in zip(spaces, found.entries, strict=True):
+            space.learn(entry)
+            space.admit(self.mode, self.isolation)
+        return await self.fetch(raw)
+
+    async def queue_for(self, raw: Key) -> None:
+        """Wait at the gate of a hot key, for as long as this attempt holds no other."""
+        if self.gate is None:
+            await self.engine.gates.enter(raw, self)
+            self.gate = raw
+
+    async def need_token(self) -> Token:
+        """The snapshot; taken now if nothing was read yet."""
+        if self.token is None:
+            self.token = await self.backend.snapshot()
+        return self.token
+
+    async def extend(self, *, always_raise: bool = False) -> bool:
+        """Move the snapshot forward if everything read still holds; else conflict, or go on with the old one."""
+        if self.stale is None:
+            token = await self.need_token()
+            expected = modes.read_expectations(self.mode, self.reads, {}, self.invariant_reads or ())
+            spans = modes.validated_spans(self.mode, self.spans or (), self.invariant_spans or ())
+            request = CommitRequest(self.id, self.agent, self.isolation, token, expected, {}, {}, spans)
+            try:
+                reply = await self.backend.commit(request)
+            except CommitRefused as refused:
+                self.stale = refused.clashes
+            else:
+                self.token = reply.token
+                return True
+        if self.writes or self.clears or self.chains or self.records or always_raise:
+            raise self.conflict(self.stale)
+        return False
+
+    async def check(self) -> None:
+        """Conflict now if anything read has changed, else move the snapshot forward. No effect in mode ``none``."""
+        if self.state:
+            self.refuse("check")
+        try:
+            self.check_time()
+            if self.mode == modes.SNAPSHOT:
+                await self._check_written()
+            elif self.mode != modes.NONE:
+                await self.extend(always_raise=True)
+        except BaseException as error:
+            self.doom(error)
+            raise
+
+    async def _check_written(self) -> None:
+        token = await self.need_token()
+        expected = modes.read_expectations(self.mode, self.reads, self.writes, self.invariant_reads or ())
+        try:
+            await self.backend.commit(CommitRequest(self.id, self.agent, self.isolation, token, expected, {}, {}))
+        except CommitRefused as refused:
+            raise self.conflict(refused.clashes) from None
+
+    def conflict(self, clashes: tuple[Clash, ...]) -> ConflictError:
+        """The public form of what a backend refused."""
+        return refusals.conflict_error(clashes, self.reads, self.id)
+
+    def before_write(self) -> None:
+        """A session that has lost its snapshot may not write from there."""
+        if self.stale is not None:
+            raise self.conflict(self.stale)
+
+    def rollback(self) -> None:
+        """End without writing anything."""
+        if self.state in (ACTIVE, READY, DOOMED):
+            self.state = ROLLED_BACK
+
+    def raise_doom(self) -> NoReturn:
+        """The exit of a doomed transaction."""
+        self.state = ROLLED_BACK
+        error = self.error or UsageError("the session is doomed")
+        raise error.with_traceback(None) if isinstance(error, InterlockError) else error
+
+
+def _name(call: Any) -> str:
+    return str(call.__name__).lstrip("_")

@@ -1,0 +1,89 @@
+"""Queues for hot keys inside one process, so that retries wait for each other instead of colliding.
+
+Optimistic transactions on one busy key waste each other's work: of n that think at the same time one commits and n - 1 start
+again. After its first conflict a transaction therefore queues here for the key, and transactions that are about to read a
+key that is queued for join the queue. This is for progress only: nothing relies on a gate for safety, every commit is
+validated all the same. So a gate may be taken over: it is held for one attempt or `HOLD_SECONDS`, whichever is shorter, and an
+attempt holds at most one gate, so that waiting always ends.
+
+One mutex guards all gates; it is never held across an await. A gate is handed to the first in the queue, whose waiter is then
+woken; a waiter that gives up (cancelled) passes on what it was handed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Final
+
+from interlock.model import Key
+from interlock.ports import Runtime, Waiter
+
+HOLD_SECONDS: Final = 1.0
+"""How long one attempt may keep others waiting."""
+
+
+class _Gate:
+    __slots__ = ("holder", "queue", "since")
+
+    def __init__(self, holder: object, since: float) -> None:
+        self.holder = holder
+        self.since = since
+        self.queue: deque[tuple[object, Waiter]] = deque()
+
+
+class Gates:
+    """The gates of one store object."""
+
+    __slots__ = ("_mutex", "_runtime", "open")
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._mutex = threading.Lock()
+        self.open: dict[Key, _Gate] = {}
+        """Keys that somebody queues for; may be looked at without the mutex as a hint."""
+
+    async def enter(self, key: Key, holder: object) -> None:
+        """Wait for the gate of ``key``; returns when ``holder`` holds it."""
+        now = self._runtime.monotonic
+        with self._mutex:
+            gate = self.open.get(key)
+            if gate is None:
+                self.open[key] = _Gate(holder, now())
+                return
+            waiter = self._runtime.waiter()
+            ticket = (holder, waiter)
+            gate.queue.append(ticket)
+        try:
+            while True:
+                left = gate.since + HOLD_SECONDS - now()
+                await waiter.wait(max(left, 0.01))
+                with self._mutex:
+                    if gate.holder is holder:
+                        return
+                    if gate.queue[0] is ticket and now() >= gate.since + HOLD_SECONDS:
+                        gate.queue.popleft()
+                        gate.holder, gate.since = holder, now()
+                        return
+        except BaseException:
+            with self._mutex:
+                if ticket in gate.queue:
+                    gate.queue.remove(ticket)
+                elif gate.holder is holder:
+                    self._pass_on(key, gate)
+            raise
+
+    def leave(self, key: Key, holder: object) -> None:
+        """Give the gate back; no effect if somebody has taken it over."""
+        with self._mutex:
+            gate = self.open.get(key)
+            if gate is not None and gate.holder is holder:
+                self._pass_on(key, gate)
+
+    def _pass_on(self, key: Key, gate: _Gate) -> None:
+        if not gate.queue:
+            del self.open[key]
+            return
+        gate.holder, waiter = gate.queue.popleft()
+        gate.since = self._runtime.monotonic()
+        waiter.wake()

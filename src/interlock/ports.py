@@ -1,0 +1,154 @@
+"""The ports: everything that the core asks of the outside world. Read this first.
+
+Two protocols. `Backend` is an ordered, versioned key-value engine with ONE atomic conditional write; all IO lives behind
+it. `Runtime` is how this world waits: asynchronous programs suspend, synchronous ones block. The core and all layers are
+written once as ``async def`` and await nothing but these two, so that the same code is awaited on an event loop or stepped
+to its end by one ``send(None)`` in plain synchronous code (`interlock.sync`).
+
+What a backend must keep, whoever calls it from however many threads, loops and processes:
+
+1. A commit is judged and applied at one point. Every expectation is checked against the newest committed state, and no
+   other commit can come between the check and the application.
+2. Commits that touch each other have one order, and versions of a key grow along it. A commit that returned is in every
+   snapshot taken after it returned.
+3. A snapshot never changes: the same read at the same token gives the same answer, or `SnapshotTooOldError`.
+4. The feed holds each committed transaction once, after all that it depends on.
+5. What is refused has written nothing; what is acknowledged is kept, as far as the backend's documentation says.
+
+A backend knows keys, versions and expiring entries. It does not know resources, sessions, leases or sagas.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from interlock.model import (
+    Author,
+    Change,
+    CommitRequest,
+    Entry,
+    Key,
+    Limits,
+    Page,
+    Reading,
+    Reply,
+    Settled,
+    Span,
+    Token,
+    TransactionId,
+)
+
+
+class Capability(enum.Enum):
+    """What a backend may or may not offer. Using an undeclared one raises `UnsupportedError` naming it."""
+
+    CLOCK = "clock"
+    """`now()` gives the engine's own time."""
+    EXPIRY = "expiry"
+    """``Put(ttl_seconds=...)`` is honoured."""
+    HISTORY = "history"
+    """`history()` lists the versions of one key."""
+    PROCESSES = "processes"
+    """Several processes can share the store; it can be pickled as its URL."""
+    DURABLE = "durable"
+    """Acknowledged commits survive the death of every process that uses the store."""
+
+
+@runtime_checkable
+class Waiter(Protocol):
+    """One waiting caller; made by its runtime, woken by anybody."""
+
+    def wake(self) -> None:
+        """Let the caller go on. From any thread; never blocks; more than once has no further effect."""
+
+    async def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Wait to be woken; False when the time ran out first. May be called again after that."""
+
+
+@runtime_checkable
+class Runtime(Protocol):
+    """How this world waits, and where its time and randomness come from."""
+
+    suspends: bool
+    """True: waiting suspends the coroutine (an event loop is needed). False: waiting blocks the thread."""
+
+    def monotonic(self) -> float:
+        """Seconds that only grow; for deadlines and back-off."""
+
+    def time(self) -> float:
+        """Wall-clock seconds since 1970; only for what people read and for ordering ids roughly."""
+
+    def random_bits(self, count: int) -> int:
+        """An integer of ``count`` random bits, different in every process and forked child."""
+
+    def uniform(self, low: float, high: float) -> float:
+        """A random number between ``low`` and ``high``."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait. A blocking runtime waits in slices, so that Ctrl-C is prompt."""
+
+    def waiter(self) -> Waiter:
+        """A new waiter for the calling task or thread."""
+
+
+class Backend(Protocol):
+    """An ordered, versioned key-value engine. All methods raise `UsageError` once it is closed."""
+
+    suspends: bool
+    """Whether its coroutines may suspend. One that never does can be stepped by synchronous callers."""
+    blocks: bool
+    """Whether its coroutines may block their thread for longer than a short local read."""
+    capabilities: frozenset[Capability]
+    limits: Limits
+
+    async def snapshot(self) -> Token:
+        """A token of everything committed so far. Holds no connection and no open transaction."""
+
+    async def read(self, keys: Sequence[Key], at: Token | None = None) -> Reading:
+        """Entries of several keys as of a snapshot, or the newest together with their token.
+
+        Raises `SnapshotTooOldError` if ``at`` lies below the horizon, `UsageError` if it is another store's."""
+
+    async def scan(self, span: Span, at: Token | None = None, *, limit: int = 1000, reverse: bool = False) -> Page:
+        """Live, listed entries of a range in key order, at most ``limit``. Raises as `read` does."""
+
+    async def commit(self, request: CommitRequest) -> Reply:
+        """Validate, then apply, atomically. A request that writes nothing is a pure validation.
+
+        Raises `CommitRefused`, `BoundBroken`, `MergeRefused` or `DuplicateTransaction` (nothing written),
+        `SnapshotTooOldError` (the request's snapshot is below the horizon, nothing written), `BackendUnavailableError`
+        (nothing written) or `CommitUnknownError` (nobody can tell)."""
+
+    async def outcome(self, transaction: TransactionId, *, fence: bool) -> tuple[Settled, Change | None]:
+        """What became of a transaction; the feed record where it committed and is still kept.
+
+        With ``fence`` an id without a trace is recorded as FENCED, so that it can never commit after the answer."""
+
+    async def changes(self, since: Token | None, *, limit: int = 1000) -> tuple[list[Change], Token]:
+        """The next feed records behind ``since`` (None: from the oldest kept), and the cursor behind the last of them.
+
+        The cursor also moves past commits that left no record. Raises `SnapshotTooOldError` if something behind
+        ``since`` is no longer kept."""
+
+    async def wait(self, since: Token, timeout_seconds: float, keys: Sequence[Key] | None = None) -> bool:
+        """Returns True soon after something newer than ``since`` was committed by anyone in any process, False when the
+        time ran out. ``keys`` is a hint which keys matter; waking for others is allowed."""
+
+    async def history(self, key: Key, *, limit: int = 100) -> list[tuple[Entry, Author | None]]:
+        """The kept versions of a key, newest first, tombstones included, each with its author where that is known."""
+
+    async def now(self) -> float:
+        """The engine's clock in seconds. It never runs backwards, not for any process that uses the store."""
+
+    async def compact(self, before: float, *, limit: int = 1000) -> int:
+        """Drop superseded versions and feed records older than ``before`` (engine's seconds), and entries that have
+        expired (as ordinary deletes). At most about ``limit`` feed records; returns how many things were dropped.
+        Snapshots that lie below what was dropped get `SnapshotTooOldError` from then on."""
+
+    async def close(self) -> None:
+        """Release everything. May be called again. Nothing acknowledged is lost."""
+
+    def blocking(self) -> Backend:
+        """The same engine for callers that step: a backend with ``suspends`` False."""

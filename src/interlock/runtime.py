@@ -1,0 +1,210 @@
+"""The two worlds: waiting by suspending (asyncio, trio) and waiting by blocking.
+
+Each is a `interlock.ports.Runtime`. Nothing else in the library knows about event loops. `wake_all` wakes many waiters with
+one call into each event loop, which is what makes group commit cheap: waking a loop costs a system call, and a batch of 32
+commits pays it once.
+
+A waiter is made and waited for by one caller and woken by any thread. Waking before waiting is remembered, waking twice is
+the same as once, and waking after the caller has gone (cancelled, its loop closed) does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from interlock.errors import UsageError
+from interlock.ports import Waiter
+
+_SLICE_SECONDS = 0.05
+
+
+class _Randomness:
+    """A generator of its own, seeded again in a forked child so that parent and child never share ids."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = random.Random(os.urandom(32) if seed is None else seed)
+        self.random_bits = self._random.getrandbits
+        self.uniform = self._random.uniform
+
+    def reseed(self) -> None:
+        self._random.seed(os.urandom(32))
+
+
+_shared = _Randomness()
+os.register_at_fork(after_in_child=_shared.reseed)
+
+
+class BlockingWaiter:
+    """Blocks the calling thread on a lock of its own.
+
+    A new lock for each waiter: one that is used again could be released late, for a job that was given up before."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def wake(self) -> None:
+        """Let the waiting thread go on."""
+        try:
+            self._lock.release()
+        except RuntimeError:  # woken before
+            pass
+
+    async def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Block until woken; a signal handler may raise out of it at any time."""
+        if not self._lock.acquire(timeout=-1 if timeout_seconds is None else max(0.0, timeout_seconds)):
+            return False
+        self._lock.release()  # stays woken
+        return True
+
+
+class BlockingRuntime:
+    """Synchronous programs: waiting blocks the thread, in slices where it cannot be interrupted."""
+
+    suspends = False
+
+    def __init__(self, seed: int | None = None) -> None:
+        randomness = _shared if seed is None else _Randomness(seed)
+        self.random_bits = randomness.random_bits
+        self.uniform = randomness.uniform
+
+    monotonic = staticmethod(time.monotonic)
+    time = staticmethod(time.time)
+
+    async def sleep(self, seconds: float) -> None:
+        """Block the thread, in slices of 50 ms so that Ctrl-C is prompt."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, _SLICE_SECONDS))
+
+    def waiter(self) -> Waiter:
+        """A waiter that blocks."""
+        return BlockingWaiter()
+
+
+class AsyncioWaiter:
+    """Suspends a task of an asyncio loop."""
+
+    __slots__ = ("_future", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._future: asyncio.Future[None] = loop.create_future()
+
+    def resolve(self) -> None:
+        """On the loop's own thread."""
+        if not self._future.done():
+            self._future.set_result(None)
+
+    def wake(self) -> None:
+        """Let the waiting task go on."""
+        try:
+            self.loop.call_soon_threadsafe(self.resolve)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            pass
+
+    async def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Suspend until woken. The inner future is never cancelled, so that a cancelled caller can wait once more."""
+        if timeout_seconds is None:
+            await asyncio.shield(self._future)
+            return True
+        await asyncio.wait((self._future,), timeout=timeout_seconds)
+        return self._future.done()
+
+
+class TrioWaiter:
+    """Suspends a task of a trio run."""
+
+    __slots__ = ("_event", "_token", "_trio")
+
+    def __init__(self, trio: Any) -> None:
+        self._trio = trio
+        self._event = trio.Event()
+        self._token = trio.lowlevel.current_trio_token()
+
+    def wake(self) -> None:
+        """Let the waiting task go on."""
+        try:
+            self._token.run_sync_soon(self._event.set, idempotent=True)
+        except self._trio.RunFinishedError:  # nobody waits any more
+            pass
+
+    async def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Suspend until woken."""
+        if timeout_seconds is None:
+            await self._event.wait()
+            return True
+        with self._trio.move_on_after(timeout_seconds):
+            await self._event.wait()
+        return bool(self._event.is_set())
+
+
+class AsyncRuntime:
+    """Asynchronous programs, on asyncio or trio: whichever runs in the calling thread."""
+
+    suspends = True
+
+    def __init__(self, seed: int | None = None) -> None:
+        randomness = _shared if seed is None else _Randomness(seed)
+        self.random_bits = randomness.random_bits
+        self.uniform = randomness.uniform
+
+    monotonic = staticmethod(time.monotonic)
+    time = staticmethod(time.time)
+
+    async def sleep(self, seconds: float) -> None:
+        """Suspend the task."""
+        if _asyncio_loop() is not None:
+            await asyncio.sleep(seconds)
+        else:
+            await _running_trio().sleep(seconds)
+
+    def waiter(self) -> Waiter:
+        """A waiter of the loop that runs in this thread. Raises `UsageError` where none does."""
+        loop = _asyncio_loop()
+        return TrioWaiter(_running_trio()) if loop is None else AsyncioWaiter(loop)
+
+
+def _asyncio_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _running_trio() -> Any:
+    try:
+        import trio
+
+        trio.lowlevel.current_trio_token()
+    except (ImportError, RuntimeError):
+        raise UsageError("no event loop runs in this thread; plain synchronous code uses interlock.sync") from None
+    return trio
+
+
+def wake_all(waiters: Iterable[Waiter]) -> None:
+    """Wake many waiters, entering each asyncio loop once."""
+    loops: dict[asyncio.AbstractEventLoop, list[AsyncioWaiter]] = {}
+    for waiter in waiters:
+        if type(waiter) is AsyncioWaiter:
+            loops.setdefault(waiter.loop, []).append(waiter)
+        else:
+            waiter.wake()
+    for loop, group in loops.items():
+        try:
+            loop.call_soon_threadsafe(_resolve_all, group)
+        except RuntimeError:  # closed meanwhile
+            pass
+
+
+def _resolve_all(group: list[AsyncioWaiter]) -> None:
+    for waiter in group:
+        waiter.resolve()
