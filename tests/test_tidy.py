@@ -56,7 +56,7 @@ def library_files() -> list[Source]:
     return tidy.sources(PACKAGE, ROOT)
 
 
-def test_files() -> list[Source]:
+def files_of_tests() -> list[Source]:
     return read(sorted((ROOT / "tests").rglob("*.py")))
 
 
@@ -71,12 +71,12 @@ def test_library(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", TEST_RULES, ids=lambda rule: rule.__name__)
 def test_tests(rule: Rule) -> None:
-    wrong = [sentence for source in test_files() for sentence in rule(source)]
+    wrong = [sentence for source in files_of_tests() for sentence in rule(source)]
     assert not wrong, "\n" + "\n".join(wrong)
 
 
 def test_tests_do_not_sleep() -> None:
-    found = {source.shown: list(tidy.no_sleeps(source)) for source in test_files()}
+    found = {source.shown: list(tidy.no_sleeps(source)) for source in files_of_tests()}
     wrong = [sentence for shown, sentences in found.items() if shown not in SLEEPS for sentence in sentences]
     assert not wrong, "\n" + "\n".join(wrong)
     stale = [shown for shown in SLEEPS if not found.get(shown)]
@@ -176,7 +176,7 @@ def _undocumented_class(where: str, thing: type) -> Iterator[str]:
 
 
 def misnamed(module: ModuleType) -> Iterator[str]:
-    """Exported names, their public members, parameters and typed keywords that break the glossary or lack their unit."""
+    """Exported names, their public members, parameters and typed keywords that break the glossary or lack a unit."""
     for name in module.__all__:
         thing = getattr(module, name)
         named = [(name, None), *_members(thing)] if inspect.isclass(thing) else [(name, None), *_parameters(thing)]

@@ -51,7 +51,7 @@ DRIVERS: dict[str, set[str]] = {
     "trio": {"runtime", "testing"},
     "sqlite3": {"backends.sqlite", "demo", "testing"},
     "pydantic": {"core.typed"},
-    "typer": {"cli"},
+    "typer": {"cli", "demo"},
     "rich": {"cli", "demo"},
     "pytest": {"testing"},
     "hypothesis": {"testing"},
