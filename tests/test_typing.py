@@ -1,0 +1,104 @@
+"""The public API through the eyes of two type checkers, as a user's program has them.
+
+The programs in `typing/` are correct: mypy and pyright, both strict, find nothing in them, and they run. In
+`typing/wrong.py` is a collection of mistakes: both checkers refuse every line that is marked ``# WANT``, and no other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+DIRECTORY = Path(__file__).parent / "typing"
+WRONG = DIRECTORY / "wrong.py"
+PROGRAMS = [path for path in sorted(DIRECTORY.glob("*.py")) if path != WRONG]
+
+Complaints = dict[tuple[str, int], list[str]]
+"""(file name, line from 1) -> what a checker says there."""
+
+
+def run(*words: str) -> str:
+    """The output of a checker; its exit status says only whether there were complaints."""
+    done = subprocess.run(
+        [sys.executable, "-m", *words], cwd=DIRECTORY, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return done.stdout
+
+
+def mypy() -> Complaints:
+    """mypy as a user runs it: strict, without this repository's settings, against the installed package."""
+    found: Complaints = {}
+    out = run(
+        "mypy", "--config-file=", "--strict", "--enable-error-code=deprecated", "--output=json",
+        *(path.name for path in [*PROGRAMS, WRONG]),
+    )  # fmt: skip
+    for line in out.splitlines():
+        complaint = json.loads(line)
+        if complaint["severity"] == "error":
+            found.setdefault((Path(complaint["file"]).name, complaint["line"]), []).append(complaint["message"])
+    return found
+
+
+def pyright() -> Complaints:
+    """pyright, strict; a warning counts as well."""
+    found: Complaints = {}
+    out = run(
+        "pyright", "--outputjson", "--warnings", "--pythonpath", sys.executable,
+        *(path.name for path in [*PROGRAMS, WRONG]),
+    )  # fmt: skip
+    for complaint in json.loads(out)["generalDiagnostics"]:
+        place = Path(complaint["file"]).name, complaint["range"]["start"]["line"] + 1
+        found.setdefault(place, []).append(complaint["message"])
+    return found
+
+
+_checked: dict[Callable[[], Complaints], Complaints] = {}
+
+
+@pytest.fixture(params=[mypy, pyright], ids=lambda checker: checker.__name__)
+def complaints(request: pytest.FixtureRequest) -> Complaints:
+    """Each checker runs once for all tests of this module."""
+    checker = request.param
+    if checker not in _checked:
+        _checked[checker] = checker()
+    return _checked[checker]
+
+
+def wanted(text: str) -> dict[int, str]:
+    """Line -> the mistake that is marked there."""
+    marks = ((line, re.search(r"# WANT (.+)", code)) for line, code in enumerate(text.splitlines(), 1))
+    return {line: mark[1] for line, mark in marks if mark}
+
+
+def test_programs_have_no_complaints(complaints: Complaints) -> None:
+    wrong = [f"{name}:{line}: {said[0]}" for (name, line), said in complaints.items() if name != WRONG.name]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_every_mistake_is_refused(complaints: Complaints) -> None:
+    marks = wanted(WRONG.read_text("utf-8"))
+    missed = [f"{line}: {mistake}" for line, mistake in marks.items() if (WRONG.name, line) not in complaints]
+    assert not missed, "\n" + "\n".join(missed)
+    assert len(marks) >= 22
+
+
+def test_only_the_mistakes_are_refused(complaints: Complaints) -> None:
+    marks = wanted(WRONG.read_text("utf-8"))
+    said_of = {line: said[0] for (name, line), said in complaints.items() if name == WRONG.name}
+    beyond = [f"{line}: {said}" for line, said in said_of.items() if line not in marks]
+    assert not beyond, "\n" + "\n".join(beyond)
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_program_runs(path: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", str(path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
