@@ -72,12 +72,15 @@ BANNED_WORDS: dict[str, str] = {
     "idx": "index", "manager": "store or session", "mgr": "store or session", "msg": "message", "mutex": "lock",
     "num": "count", "params": "parameters", "prev": "previous", "req": "request", "res": "result", "resp": "reply",
     "revision": "version", "saver": "backend", "sess": "session", "timestamp": "version, or at", "tmp": "what it holds",
-    "ts": "at", "tx": "transaction", "txn": "transaction", "val": "value", "ver": "version",
+    "tx": "transaction", "txn": "transaction", "val": "value", "ver": "version",
 }  # fmt: skip
 """Words that the glossary gives up, or that nobody says aloud -> what we say."""
 
 DURATION_WORDS = {"age", "backoff", "delay", "duration", "grace", "interval", "period", "timeout", "ttl", "wait"}
 WRONG_UNITS = {"ms", "millis", "msec", "sec", "secs", "minutes", "hours", "us", "kb", "mb", "kib", "mib", "size"}
+
+EXPORTED = {"core", "store", "sync"}
+"""Where the exported names come from."""
 
 MODULE_LINES = 400
 FUNCTION_LINES = 60
@@ -248,12 +251,12 @@ def words(name: str) -> list[str]:
 def public_names(source: Source) -> Iterator[tuple[ast.AST, str, str | None]]:
     """Classes, functions, parameters, fields and constants without a leading underscore, each with its annotation.
 
-    Locals are nobody's business; nor is anything inside a private module, class or function, nor the parameters of the
-    core, whose functions call each other (what the package exports from it is checked as it is exported)."""
+    Locals are nobody's business; nor is anything inside a private module, class or function, nor parameters in
+    `EXPORTED`, where many functions only call each other (what the package exports is checked as it is exported)."""
     if any(part.startswith("_") for part in source.name.split(".")):
         return
     for node, name, annotation in _public_names(source.tree.body):
-        if not (isinstance(node, ast.arg) and source.group == "core"):
+        if not (isinstance(node, ast.arg) and source.group in EXPORTED):
             yield node, name, annotation
 
 
