@@ -1,0 +1,1 @@
+"""Backends: each an implementation of `interlock.ports.Backend` over one engine, and nothing above it."""
