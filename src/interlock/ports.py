@@ -66,6 +66,10 @@ class Waiter(Protocol):
     async def wait(self, timeout_seconds: float | None = None) -> bool:
         """Wait to be woken; False when the time ran out first. May be called again after that."""
 
+    async def wait_out(self) -> None:
+        """Wait to be woken even if the caller is cancelled or interrupted meanwhile, which is raised only then: for work
+        that has begun elsewhere and cannot be taken back."""
+
 
 @runtime_checkable
 class Runtime(Protocol):

@@ -65,6 +65,18 @@ class BlockingWaiter:
         self._lock.release()  # stays woken
         return True
 
+    async def wait_out(self) -> None:
+        """Block until woken; an interrupt is raised only then."""
+        interrupt: BaseException | None = None
+        while True:
+            try:
+                await self.wait()
+                break
+            except BaseException as error:
+                interrupt = interrupt or error
+        if interrupt is not None:
+            raise interrupt
+
 
 class BlockingRuntime:
     """Synchronous programs: waiting blocks the thread, in slices where it cannot be interrupted."""
@@ -119,6 +131,17 @@ class AsyncioWaiter:
         await asyncio.wait((self._future,), timeout=timeout_seconds)
         return self._future.done()
 
+    async def wait_out(self) -> None:
+        """Suspend until woken; a cancellation is raised only then."""
+        cancelled: asyncio.CancelledError | None = None
+        while not self._future.done():
+            try:
+                await asyncio.shield(self._future)
+            except asyncio.CancelledError as error:
+                cancelled = cancelled or error
+        if cancelled is not None:
+            raise cancelled
+
 
 class TrioWaiter:
     """Suspends a task of a trio run."""
@@ -145,6 +168,11 @@ class TrioWaiter:
         with self._trio.move_on_after(timeout_seconds):
             await self._event.wait()
         return bool(self._event.is_set())
+
+    async def wait_out(self) -> None:
+        """Suspend until woken; a cancellation is raised at the next checkpoint."""
+        with self._trio.CancelScope(shield=True):
+            await self._event.wait()
 
 
 class AsyncRuntime:

@@ -5,7 +5,7 @@ one (``memory://name``) is shared by everybody in the process who opens that nam
 as an in-memory database server would: closing one backend object makes that object refuse, and harms neither the data
 nor anybody else.
 
-No call suspends or starts a task, and none waits for anything but the engine's mutex, which is held for microseconds.
+No call suspends or starts a task, and none waits for anything but the engine's lock, which is held for microseconds.
 The one exception is `MemoryBackend.wait`, which waits as its runtime does: by suspending, or in the leaf for stepped
 callers by blocking.
 

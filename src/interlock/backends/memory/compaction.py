@@ -1,4 +1,4 @@
-"""Drop what no snapshot needs any more, a bounded batch at a time. Callers hold the mutex.
+"""Drop what no snapshot needs any more, a bounded batch at a time. Callers hold the lock.
 
 The horizon is raised first. From then on nothing below it can be reached: reads, cursors and commits from there are
 refused. What lies below is then swept away position by position, and a sweep that was interrupted goes on where it

@@ -1,15 +1,15 @@
-"""The engine of the memory backend: a versioned store behind one mutex.
+"""The engine of the memory backend: a versioned store behind one lock.
 
-Why no interleaving of threads breaks it. Every method holds the mutex from its first look at the state to its last,
+Why no interleaving of threads breaks it. Every method holds the lock from its first look at the state to its last,
 so that calls are serial, in the order in which they got it: a commit is judged and applied at one point. Positions
-are handed out under the mutex, one for each writing commit, so the order of positions is the order of commits. What a
-call returns is immutable or its own. The only look without the mutex is at ``token``, a single reference that is
-replaced after everything that it covers is in place. Waiters are woken after the mutex is released, so that nobody
+are handed out under the lock, one for each writing commit, so the order of positions is the order of commits. What a
+call returns is immutable or its own. The only look without the lock is at ``token``, a single reference that is
+replaced after everything that it covers is in place. Waiters are woken after the lock is released, so that nobody
 wakes up to wait for it.
 
 Why an exception out of nowhere breaks nothing (Ctrl-C runs its handler between any two steps of the main thread). A
 commit first computes all that it will change, then notes that in ``pending``, then applies it. Applying twice is the
-same as applying once, and whoever takes the mutex next applies a pending commit before anything else. So no commit is
+same as applying once, and whoever takes the lock next applies a pending commit before anything else. So no commit is
 ever seen half: before the note nothing has happened, after it everything will have.
 
 Why a snapshot never changes. A superseded entry goes to its key's chain and stays there while a snapshot at or above
@@ -45,7 +45,7 @@ from interlock.runtime import wake_all
 
 
 class Engine:
-    """What `Backend` promises, as synchronous calls that never wait for anything but the mutex."""
+    """What `Backend` promises, as synchronous calls that never wait for anything but the lock."""
 
     def __init__(self, store: int, clock: Callable[[], float]) -> None:
         self.state = State(store, clock)
@@ -53,7 +53,7 @@ class Engine:
     def read(self, keys: Sequence[Key], at: Token | None) -> Reading:
         """Entries of several keys as of a snapshot, or the newest."""
         state = self.state
-        with state.mutex:
+        with state.lock:
             if state.pending is not None:
                 state.apply(*state.pending)
             get = state.current.get
@@ -73,7 +73,7 @@ class Engine:
     def scan(self, span: Span, at: Token | None, limit: int, reverse: bool) -> Page:
         """Live, listed entries of a range."""
         state = self.state
-        with state.mutex:
+        with state.lock:
             if state.pending is not None:
                 state.apply(*state.pending)
             token = state.token if at is None else at
@@ -95,7 +95,7 @@ class Engine:
     def history(self, key: Key, limit: int) -> list[tuple[Entry, Author | None]]:
         """The kept versions of a key, newest first."""
         state = self.state
-        with state.mutex:
+        with state.lock:
             if state.pending is not None:
                 state.apply(*state.pending)
             newest = state.current.get(key)
@@ -106,7 +106,7 @@ class Engine:
     def commit(self, request: CommitRequest) -> Reply:
         """Validate, then apply."""
         state = self.state
-        with state.mutex:
+        with state.lock:
             if state.pending is not None:
                 state.apply(*state.pending)
             now = state.time()
@@ -124,7 +124,7 @@ class Engine:
     def changes(self, since: Token | None, limit: int) -> tuple[list[Change], Token]:
         """The next feed records."""
         state = self.state
-        with state.mutex:
+        with state.lock:
             if state.pending is not None:
                 state.apply(*state.pending)
             position = state.horizon if since is None else state.position_of(since)
@@ -141,7 +141,7 @@ class Engine:
     def outcome(self, transaction: TransactionId, fence: bool) -> tuple[Settled, Change | None]:
         """What became of a transaction."""
         state = self.state
-        with state.mutex:
+        with state.lock:
             if state.pending is not None:
                 state.apply(*state.pending)
             record = state.records.get(transaction)
@@ -158,13 +158,13 @@ class Engine:
 
     def time(self) -> float:
         """The engine's clock."""
-        with self.state.mutex:
+        with self.state.lock:
             return self.state.time()
 
     def compact(self, before: float, limit: int, random_bits: Callable[[int], int]) -> int:
         """Drop what is old, in one small batch."""
         state = self.state
-        with state.mutex:
+        with state.lock:
             if state.pending is not None:
                 state.apply(*state.pending)
             position = state.token.position
@@ -178,7 +178,7 @@ class Engine:
     def enlist(self, waiter: Waiter, since: Token) -> bool:
         """Have a waiter woken by the next commit; False if something newer than ``since`` is there already."""
         state = self.state
-        with state.mutex:
+        with state.lock:
             if state.pending is not None:
                 state.apply(*state.pending)
             if since.store != state.token.store or since.position > state.token.position:
@@ -190,6 +190,6 @@ class Engine:
 
     def dismiss(self, waiter: Waiter) -> None:
         """Forget a waiter whose caller has gone."""
-        with self.state.mutex:
+        with self.state.lock:
             if waiter in self.state.waiters:
                 self.state.waiters.remove(waiter)

@@ -7,7 +7,7 @@ insertion moves a thousand pointers and not a million.
 Invariants: no chunk is empty; keys grow strictly within and across chunks; a key is in the set or in a chunk, or for
 a moment in both. Each step changes one list or set by one call that cannot be interrupted midway, and doing a step
 twice is the same as doing it once, so that an exception from a signal handler between two steps leaves nothing
-broken. Callers hold the engine's mutex.
+broken. Callers hold the engine's lock.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The state of a memory engine, how a decided commit is put in place, and how an old version is found.
 
-Callers hold the mutex, except to look at ``token``. Invariants:
+Callers hold the lock, except to look at ``token``. Invariants:
 
 - ``current`` has the newest entry of each key, tombstones included; ``chains`` the superseded ones that some snapshot
   at or above ``horizon`` may still need, oldest first; ``torn`` the position of a key's last replacement that kept
@@ -97,7 +97,7 @@ class State:
     """Everything that a memory engine knows."""
 
     def __init__(self, store: int, clock: Callable[[], float]) -> None:
-        self.mutex = threading.Lock()
+        self.lock = threading.Lock()
         self.clock = clock
         self.last_time = clock()
         self.token = Token(store, INCARNATION, 0)
