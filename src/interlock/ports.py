@@ -63,8 +63,10 @@ class Waiter(Protocol):
     def wake(self) -> None:
         """Let the caller go on. From any thread; never blocks; more than once has no further effect."""
 
-    async def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Wait to be woken; False when the time ran out first. May be called again after that."""
+    async def wait(self, timeout_seconds: float | None = None, *, shielded: bool = False) -> bool:
+        """Wait to be woken; False when the time ran out first. May be called again after that, or after a cancellation.
+
+        ``shielded``: a cancellation that has already reached the caller does not end this wait."""
 
     async def wait_out(self) -> None:
         """Wait to be woken even if the caller is cancelled or interrupted meanwhile, which is raised only then: for work

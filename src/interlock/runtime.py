@@ -58,7 +58,7 @@ class BlockingWaiter:
         except RuntimeError:  # woken before
             pass
 
-    async def wait(self, timeout_seconds: float | None = None) -> bool:
+    async def wait(self, timeout_seconds: float | None = None, *, shielded: bool = False) -> bool:
         """Block until woken; a signal handler may raise out of it at any time."""
         if not self._lock.acquire(timeout=-1 if timeout_seconds is None else max(0.0, timeout_seconds)):
             return False
@@ -123,10 +123,16 @@ class AsyncioWaiter:
         except RuntimeError:  # the loop is closed: nobody waits any more
             pass
 
-    async def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Suspend until woken. The inner future is never cancelled, so that a cancelled caller can wait once more."""
+    async def wait(self, timeout_seconds: float | None = None, *, shielded: bool = False) -> bool:
+        """Suspend until woken. A future that the caller's cancellation has ended is replaced, so that it can wait once
+        more; `asyncio.shield` would do the same for several microseconds of every wait."""
         if timeout_seconds is None:
-            await asyncio.shield(self._future)
+            try:
+                await self._future
+            except asyncio.CancelledError:
+                if self._future.cancelled():
+                    self._future = self.loop.create_future()
+                raise
             return True
         await asyncio.wait((self._future,), timeout=timeout_seconds)
         return self._future.done()
@@ -160,12 +166,13 @@ class TrioWaiter:
         except self._trio.RunFinishedError:  # nobody waits any more
             pass
 
-    async def wait(self, timeout_seconds: float | None = None) -> bool:
+    async def wait(self, timeout_seconds: float | None = None, *, shielded: bool = False) -> bool:
         """Suspend until woken."""
-        if timeout_seconds is None:
+        if timeout_seconds is None and not shielded:
             await self._event.wait()
             return True
-        with self._trio.move_on_after(timeout_seconds):
+        seconds = float("inf") if timeout_seconds is None else timeout_seconds
+        with self._trio.CancelScope(deadline=self._trio.current_time() + seconds, shield=shielded):
             await self._event.wait()
         return bool(self._event.is_set())
 
