@@ -105,14 +105,16 @@ class BlockingRuntime:
 class AsyncioWaiter:
     """Suspends a task of an asyncio loop."""
 
-    __slots__ = ("_future", "loop")
+    __slots__ = ("_future", "_woken", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._future: asyncio.Future[None] = loop.create_future()
+        self._woken = False
 
     def resolve(self) -> None:
         """On the loop's own thread."""
+        self._woken = True
         if not self._future.done():
             self._future.set_result(None)
 
@@ -132,6 +134,8 @@ class AsyncioWaiter:
             except asyncio.CancelledError:
                 if self._future.cancelled():
                     self._future = self.loop.create_future()
+                    if self._woken:  # between the cancellation and now
+                        self._future.set_result(None)
                 raise
             return True
         await asyncio.wait((self._future,), timeout=timeout_seconds)
