@@ -1,9 +1,9 @@
 """Values as stored bytes and back: exact, or refused with the path before anything is written.
 
 What comes back has the same type and value as what went in. The domain: None, bool, int of any size up to 4,000 digits,
-finite float, str, bytes, list, tuple, dict with str keys, set, frozenset, Decimal, UUID, date, time, datetime and timedelta
-with their zone. Subclasses (an OrderedDict, an IntEnum) are outside it, because they would come back as something else.
-Never pickle.
+finite float, str, bytes, list, tuple, dict with str keys, set, frozenset, Decimal, UUID, date, time, datetime and
+timedelta with their zone. Subclasses (an OrderedDict, an IntEnum) are outside it, because they would come back as
+something else. Never pickle.
 
 The stored form begins with a tag byte and is chosen so that an engine can merge without knowing Python:
 
@@ -12,7 +12,8 @@ The stored form begins with a tag byte and is chosen so that an engine can merge
 - ``s``: a set of str, bytes and int, framed the same, sorted and unique;
 - ``m``: msgpack for everything else, with extension types for what msgpack lacks.
 
-Equal values have equal bytes, except that a dict keeps the order of its keys; `canonical` ignores that order, for fingerprints.
+Equal values have equal bytes, except that a dict keeps the order of its keys; `canonical` ignores that order, for
+fingerprints.
 """
 
 from __future__ import annotations
@@ -76,13 +77,13 @@ def _zone(form: Any) -> dt.tzinfo | None:
 
 
 def _datetime(raw: bytes) -> dt.datetime:
-    *parts, fold, zone = _unpack(raw)
-    return dt.datetime(*parts, tzinfo=_zone(zone), fold=fold)
+    year, month, day, hour, minute, second, micro, fold, zone = _unpack(raw)
+    return dt.datetime(year, month, day, hour, minute, second, micro, _zone(zone), fold=fold)
 
 
 def _time(raw: bytes) -> dt.time:
-    *parts, fold, zone = _unpack(raw)
-    return dt.time(*parts, tzinfo=_zone(zone), fold=fold)
+    hour, minute, second, micro, fold, zone = _unpack(raw)
+    return dt.time(hour, minute, second, micro, _zone(zone), fold=fold)
 
 
 _BUILD: Final[dict[int, Any]] = {
@@ -141,7 +142,9 @@ def _why_not(value: Any) -> str:
     for base in kind.__mro__[1:]:
         if base in _LOWER or base in (str, int, float, bytes):
             return f"a {name} cannot be stored exactly: it would come back as a {base.__name__}; convert it first"
-    return f"a {name} cannot be stored; give the resource a type (dataclass, pydantic model, msgspec struct) or convert it"
+    return (
+        f"a {name} cannot be stored; give the resource a type (dataclass, pydantic model, msgspec struct) or convert it"
+    )
 
 
 def _lower_dict(value: dict[Any, Any], path: str, depth: int) -> Any:
@@ -274,7 +277,8 @@ def unframe(raw: bytes, place: int = 1) -> list[bytes]:
 
 
 def thaw(raw: bytes) -> Any:
-    """The value of a stored form: a new object at each call. Raises `ValueError` for bytes that `freeze` never makes."""
+    """The value of a stored form: a new object at each call. Raises `ValueError` for bytes that `freeze` never
+    makes."""
     tag = raw[:1]
     try:
         if tag == b"i":

@@ -137,7 +137,8 @@ class Conflict:
 
     ``kind`` is ``"read"``, ``"write"`` or ``"range"``. Versions are the opaque strings that `Entry.version` shows, None
     for an absent key. Values are None where the key is absent, larger than about a kilobyte, or was never read.
-    ``committed_by`` and ``transaction_id`` name who put the current version there ("" where the engine no longer knows).
+    ``committed_by`` and ``transaction_id`` name who put the current version there ("" where the engine no longer
+    knows).
     """
 
     resource: str
@@ -184,9 +185,7 @@ class ConflictError(TransactionError):
     retryable = True
     advice = "Nothing was written. Read again and decide anew on what you then see."
 
-    def __init__(
-        self, message: str = "", *, transaction_id: str = "", conflicts: Sequence[Conflict] = ()
-    ) -> None:
+    def __init__(self, message: str = "", *, transaction_id: str = "", conflicts: Sequence[Conflict] = ()) -> None:
         super().__init__(message, transaction_id=transaction_id)
         self.conflicts = tuple(conflicts)
 

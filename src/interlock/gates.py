@@ -1,13 +1,13 @@
 """Queues for hot keys inside one process, so that retries wait for each other instead of colliding.
 
-Optimistic transactions on one busy key waste each other's work: of n that think at the same time one commits and n - 1 start
-again. After its first conflict a transaction therefore queues here for the key, and transactions that are about to read a
-key that is queued for join the queue. This is for progress only: nothing relies on a gate for safety, every commit is
-validated all the same. So a gate may be taken over: it is held for one attempt or `HOLD_SECONDS`, whichever is shorter, and an
-attempt holds at most one gate, so that waiting always ends.
+Optimistic transactions on one busy key waste each other's work: of n that think at the same time one commits and n -
+1 start again. After its first conflict a transaction therefore queues here for the key, and transactions that are
+about to read a key that is queued for join the queue. This is for progress only: nothing relies on a gate for safety,
+every commit is validated all the same. So a gate may be taken over: it is held for one attempt or `HOLD_SECONDS`,
+whichever is shorter, and an attempt holds at most one gate, so that waiting always ends.
 
-One mutex guards all gates; it is never held across an await. A gate is handed to the first in the queue, whose waiter is then
-woken; a waiter that gives up (cancelled) passes on what it was handed.
+One mutex guards all gates; it is never held across an await. A gate is handed to the first in the queue, whose waiter
+is then woken; a waiter that gives up (cancelled) passes on what it was handed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from typing import Final
 
+from interlock.errors import IdempotencyMismatchError
 from interlock.model import Key
 from interlock.ports import Runtime, Waiter
 
@@ -87,3 +88,35 @@ class Gates:
         gate.holder, waiter = gate.queue.popleft()
         gate.since = self._runtime.monotonic()
         waiter.wake()
+
+
+class KeysInUse:
+    """Idempotency keys that run at this moment in this process, each with the fingerprint that it runs with.
+
+    A key that runs is refused at once to a caller with another fingerprint. Between processes the commit decides."""
+
+    __slots__ = ("_counts", "_mutex")
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._counts: dict[Key, tuple[bytes, int]] = {}
+
+    def enter(self, record: Key, fingerprint: bytes, idempotency_key: str) -> None:
+        """Count a caller. Raises `IdempotencyMismatchError` if the key runs with another fingerprint."""
+        with self._mutex:
+            known, count = self._counts.get(record, (fingerprint, 0))
+            if known != fingerprint:
+                raise IdempotencyMismatchError(
+                    f"idempotency key {idempotency_key!r} is being used at this moment with other arguments",
+                    idempotency_key=idempotency_key,
+                )
+            self._counts[record] = (known, count + 1)
+
+    def leave(self, record: Key) -> None:
+        """A caller has ended."""
+        with self._mutex:
+            fingerprint, count = self._counts[record]
+            if count == 1:
+                del self._counts[record]
+            else:
+                self._counts[record] = (fingerprint, count - 1)

@@ -1,17 +1,19 @@
 r"""Keys as ordered bytes: byte order is tuple order, no two keys collide, every character is literal.
 
-A key is a ``str``, or a tuple of ``str`` and ``int`` for hierarchies. The encoding follows the idea of FoundationDB's tuple
-layer, cut down to two types (https://github.com/apple/foundationdb/blob/main/design/tuple.md):
+A key is a ``str``, or a tuple of ``str`` and ``int`` for hierarchies. The encoding follows the idea of FoundationDB's
+tuple layer, cut down to two types (https://github.com/apple/foundationdb/blob/main/design/tuple.md):
 
-- a text is ``02``, its UTF-8 with ``00`` written as ``00 ff``, and a final ``00``. UTF-8 keeps the order of code points, and
-  the terminator sorts below every continuation, so a shorter text comes before a longer one that it begins;
-- a whole number is ``20``, the count of its bytes, its bytes; a negative one is ``1f``, 255 minus the count, and the bytes of
-  the number plus 256^count - 1, so that smaller numbers have smaller bytes;
+- a text is ``02``, its UTF-8 with ``00`` written as ``00 ff``, and a final ``00``. UTF-8 keeps the order of code
+  points, and the terminator sorts below every continuation, so a shorter text comes before a longer one that it
+  begins;
+- a whole number is ``20``, the count of its bytes, its bytes; a negative one is ``1f``, 255 minus the count, and the
+  bytes of the number plus 256^count - 1, so that smaller numbers have smaller bytes;
 - a tuple is ``05`` and its parts. A plain text has no ``05``, so the key ``"a"`` and the key ``("a",)`` differ.
 
-Each part carries its own end, so parts can never run into each other: ``("a", "bc")`` and ``("ab", "c")`` differ, and the bytes
-of ``("t", "a")`` begin those of ``("t", "a", "x")`` but not those of ``("t", "ab")``. A stored key is a space byte (`SYSTEM` or
-`USER`), the resource's encoded name, and the encoded key. The order of parts is: texts before numbers.
+Each part carries its own end, so parts can never run into each other: ``("a", "bc")`` and ``("ab", "c")`` differ, and
+the bytes of ``("t", "a")`` begin those of ``("t", "a", "x")`` but not those of ``("t", "ab")``. A stored key is a
+space byte (`SYSTEM` or `USER`), the resource's encoded name, and the encoded key. The order of parts is: texts before
+numbers.
 """
 
 from __future__ import annotations

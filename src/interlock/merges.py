@@ -1,12 +1,12 @@
 """Merge algebra on stored forms: pure, exact, the same for every backend and for a session's view of its own merges.
 
 A merge takes no read dependency: the engine applies it to the newest value, so two agents that add to one counter never
-conflict. With a floor or ceiling it is escrow (P. O'Neil, "The Escrow Transactional Method", TODS 1986, in the simple form
-where the engine decides at commit): a step *towards* a bound that would cross it refuses the commit; a step away from it
-never does. Bounds are checked after each operation, in program order.
+conflict. With a floor or ceiling it is escrow (P. O'Neil, "The Escrow Transactional Method", TODS 1986, in the simple
+form where the engine decides at commit): a step *towards* a bound that would cross it refuses the commit; a step away
+from it never does. Bounds are checked after each operation, in program order.
 
-An absent value counts as 0, [] or the empty set; for `maximum`, `minimum` and `last` the operand is the result. A stored value
-of another kind refuses the commit and is never converted.
+An absent value counts as 0, [] or the empty set; for `maximum`, `minimum` and `last` the operand is the result. A
+stored value of another kind refuses the commit and is never converted.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ def extreme_operation(kind: str, value: Any) -> Operation:
 
 
 def fold(operations: Sequence[Operation]) -> tuple[Operation, ...]:
-    """The same operations with runs of unbounded `add` of one type joined, so that a loop of adds stays one operation."""
+    """The same operations with runs of unbounded `add` of one type joined, so that a loop of adds stays one
+    operation."""
     out: list[Operation] = []
     for operation in operations:
         last = out[-1] if out else None
@@ -162,4 +163,3 @@ def fold(operations: Sequence[Operation]) -> tuple[Operation, ...]:
         else:
             out.append(operation)
     return tuple(out)
-

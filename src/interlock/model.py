@@ -1,8 +1,8 @@
 """Plain data that crosses the port: keys, versions, tokens, operations, the commit request. No behaviour.
 
-Everything here is immutable once handed over; a request is built by a session, judged by a backend, and (in memory) kept
-as the feed record itself. Sessions never pass Python values through here: keys and values are already bytes, in the
-forms that `interlock.keys` and `interlock.codec` define, so that a backend needs no knowledge of either.
+Everything here is immutable once handed over; a request is built by a session, judged by a backend, and (in memory)
+kept as the feed record itself. Sessions never pass Python values through here: keys and values are already bytes, in
+the forms that `interlock.keys` and `interlock.codec` define, so that a backend needs no knowledge of either.
 
 A version is ``(position, nonce)``. The position is where in the engine's order the commit lies; the nonce is 64 bits of
 the committing transaction's id. Validation compares the whole pair, so that no lost tail, failover or restored file can

@@ -1,9 +1,9 @@
 """The ports: everything that the core asks of the outside world. Read this first.
 
-Two protocols. `Backend` is an ordered, versioned key-value engine with ONE atomic conditional write; all IO lives behind
-it. `Runtime` is how this world waits: asynchronous programs suspend, synchronous ones block. The core and all layers are
-written once as ``async def`` and await nothing but these two, so that the same code is awaited on an event loop or stepped
-to its end by one ``send(None)`` in plain synchronous code (`interlock.sync`).
+Two protocols. `Backend` is an ordered, versioned key-value engine with ONE atomic conditional write; all IO lives
+behind it. `Runtime` is how this world waits: asynchronous programs suspend, synchronous ones block. The core and all
+layers are written once as ``async def`` and await nothing but these two, so that the same code is awaited on an event
+loop or stepped to its end by one ``send(None)`` in plain synchronous code (`interlock.sync`).
 
 What a backend must keep, whoever calls it from however many threads, loops and processes:
 
@@ -69,8 +69,8 @@ class Waiter(Protocol):
         ``shielded``: a cancellation that has already reached the caller does not end this wait."""
 
     async def wait_out(self) -> None:
-        """Wait to be woken even if the caller is cancelled or interrupted meanwhile, which is raised only then: for work
-        that has begun elsewhere and cannot be taken back."""
+        """Wait to be woken even if the caller is cancelled or interrupted meanwhile, which is raised only then: for
+        work that has begun elsewhere and cannot be taken back."""
 
 
 @runtime_checkable

@@ -1,11 +1,11 @@
 """The two worlds: waiting by suspending (asyncio, trio) and waiting by blocking.
 
-Each is a `interlock.ports.Runtime`. Nothing else in the library knows about event loops. `wake_all` wakes many waiters with
-one call into each event loop, which is what makes group commit cheap: waking a loop costs a system call, and a batch of 32
-commits pays it once.
+Each is a `interlock.ports.Runtime`. Nothing else in the library knows about event loops. `wake_all` wakes many
+waiters with one call into each event loop, which is what makes group commit cheap: waking a loop costs a system call,
+and a batch of 32 commits pays it once.
 
-A waiter is made and waited for by one caller and woken by any thread. Waking before waiting is remembered, waking twice is
-the same as once, and waking after the caller has gone (cancelled, its loop closed) does nothing.
+A waiter is made and waited for by one caller and woken by any thread. Waking before waiting is remembered, waking
+twice is the same as once, and waking after the caller has gone (cancelled, its loop closed) does nothing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """How a transaction ends well: invariants, the request, and what may come back.
 
-The request carries, besides what the isolation mode validates, guards that are not reads of the agent: the rules of every space
-that takes part (`interlock.core.space`), the absence of each idempotency record, and the newest values that registered merge
-functions were applied to. If only such guards fail, the agent's decision still stands: the session learns the new rules or
-merges again, and sends the same request once more. If a record is there, the work was done before: a replay, not a conflict. If
-anything that the agent saw has changed, it is a conflict and nobody's to repair but the retry loop's.
+The request carries, besides what the isolation mode validates, guards that are not reads of the agent: the rules of
+every space that takes part (`interlock.core.space`), the absence of each idempotency record, and the newest values
+that registered merge functions were applied to. If only such guards fail, the agent's decision still stands: the
+session learns the new rules or merges again, and sends the same request once more. If a record is there, the work was
+done before: a replay, not a conflict. If anything that the agent saw has changed, it is a conflict and nobody's to
+repair but the retry loop's.
 
 A read-only transaction sends nothing: it read one consistent snapshot, and has nothing to be refused.
 """
@@ -16,8 +17,9 @@ from typing import Any
 
 from interlock.core import idempotency, refusals
 from interlock.core import isolation as modes
+from interlock.core.calls import ACTIVE, COMMITTED, DOOMED, ROLLED_BACK
 from interlock.core.space import Space
-from interlock.core.transaction import ACTIVE, COMMITTED, DOOMED, ROLLED_BACK, Transaction
+from interlock.core.transaction import Transaction
 from interlock.errors import ConflictError, InvariantError, LimitExceededError
 from interlock.model import (
     ABSENT,

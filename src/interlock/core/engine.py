@@ -1,10 +1,11 @@
-"""What one store object shares between its transactions: the backend, the runtime, the spaces, the gates, the housekeeping.
+"""What one store object shares between its transactions: the backend, the runtime, the spaces, the gates, the
+housekeeping.
 
-The asynchronous and the synchronous `Store` are shells over this class. It is used by many threads and event loops at once; what
-is written after construction is either guarded by the gates' mutex or is a single dictionary operation.
+The asynchronous and the synchronous `Store` are shells over this class. It is used by many threads and event loops at
+once; what is written after construction is either guarded by the gates' mutex or is a single dictionary operation.
 
-A store keeps itself small: every `HOUSEKEEPING_COMMITS` commits the session that happens to pass compacts a small batch, so that
-history, feed and expired records stay bounded without anybody scheduling anything.
+A store keeps itself small: every `HOUSEKEEPING_COMMITS` commits the session that happens to pass compacts a small
+batch, so that history, feed and expired records stay bounded without anybody scheduling anything.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 from interlock.core import isolation as modes
 from interlock.core import transaction as transactions
+from interlock.core.calls import COMMITTED, ROLLED_BACK
 from interlock.core.isolation import Isolation
 from interlock.core.options import Chosen
 from interlock.core.retry import RetryPolicy
@@ -22,9 +24,8 @@ from interlock.core.space import Resource, Space
 from interlock.core.transaction import Transaction, current
 from interlock.core.typed import PLAIN, value_type
 from interlock.errors import InterlockError, UnsupportedError, UsageError
-from interlock.gates import Gates
+from interlock.gates import Gates, KeysInUse
 from interlock.keys import check_name
-from interlock.model import Key
 from interlock.ports import Backend, Runtime
 
 HOUSEKEEPING_COMMITS: Final = 512
@@ -70,7 +71,7 @@ class Engine:
         self.idempotency_ttl_seconds = float(idempotency_ttl_seconds)
         self.history_seconds = float(history_seconds)
         self.gates = Gates(runtime)
-        self.running_keys: dict[Key, tuple[bytes, int]] = {}
+        self.keys_in_use = KeysInUse()
         self.closed = False
         self._spaces: dict[str, Space] = {}
         self._resources: dict[tuple[str, Any], Resource] = {}
@@ -97,7 +98,7 @@ class Engine:
     def start(self, home: Resource | None, chosen: Chosen, parent: Transaction | None) -> Transaction:
         """A new transaction with the options of the call, of the enclosing session, or of the store."""
         if self.closed:
-            raise UsageError("the store is closed")
+            self.check_open()
         agent = chosen.agent
         if agent is None:
             agent = parent.agent if parent is not None else self.agent
@@ -114,6 +115,11 @@ class Engine:
             txn.deadline = self.runtime.monotonic() + chosen.timeout_seconds
         return txn
 
+    def check_open(self) -> None:
+        """Raises `UsageError` after `close`."""
+        if self.closed:
+            raise UsageError("the store is closed")
+
     def parent(self, *, detached: bool, isolation: str | None = None) -> Transaction | None:
         """The transaction that a new session or `run` joins; None where there is none.
 
@@ -122,7 +128,7 @@ class Engine:
         if open_transaction is None or open_transaction.engine is not self or detached:
             return None
         if not open_transaction.same_context():
-            if open_transaction.state in (transactions.COMMITTED, transactions.ROLLED_BACK):
+            if open_transaction.state in (COMMITTED, ROLLED_BACK):
                 return None
             raise UsageError(
                 "a session of another task or thread is open in this context; await it there, or pass detached=True "
@@ -140,7 +146,8 @@ class Engine:
             raise UsageError("this session was begun before os.fork(); begin a new one in the child")
 
     async def housekeep(self) -> None:
-        """Count a commit; compact a batch when it is time. A failure is logged, never raised: the commit has happened."""
+        """Count a commit; compact a batch when it is time. A failure is logged, never raised: the commit has
+        happened."""
         self._since_compaction += 1
         if self._since_compaction < HOUSEKEEPING_COMMITS:
             return

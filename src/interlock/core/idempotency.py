@@ -1,13 +1,15 @@
 """Idempotent commits: the record of a key is written by the very commit that it protects.
 
-A record is an unlisted, expiring system key. It holds the fingerprint of what the key was used for and what the function
-returned. A commit with an idempotency key expects the record ABSENT, so of any number of commits with one key at most one
-succeeds, whatever was lost or repeated on the way; the others find the record and answer with its result.
+A record is an unlisted, expiring system key. It holds the fingerprint of what the key was used for and what the
+function returned. A commit with an idempotency key expects the record ABSENT, so of any number of commits with one
+key at most one succeeds, whatever was lost or repeated on the way; the others find the record and answer with its
+result.
 
-A key is scoped by the resource and the operation's name: the same text used for another operation is another key. The default
-fingerprint binds the agent and the arguments, by name, whatever the order of a dict's keys and whether they were given by
-position or by `functools.partial`; it does not bind computed values, so that a retried read-modify-write replays. In a bare
-session the operation is the session and the fingerprint binds the agent and the keys written.
+A key is scoped by the resource and the operation's name: the same text used for another operation is another key. The
+default fingerprint binds the agent and the arguments, by name, whatever the order of a dict's keys and whether they
+were given by position or by `functools.partial`; it does not bind computed values, so that a retried
+read-modify-write replays. In a bare session the operation is the session and the fingerprint binds the agent and the
+keys written.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ SESSION: Final = "session"
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a commit writes under its idempotency key. ``fingerprint`` None: of the write footprint, made at the commit."""
+    """What a commit writes under its idempotency key. ``fingerprint`` None: of the write footprint, made at the
+    commit."""
 
     idempotency_key: str
     fingerprint: bytes | None

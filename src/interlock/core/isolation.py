@@ -9,15 +9,16 @@ optimistic     one snapshot            keys read and keys written
 serializable   one snapshot            keys and ranges read
 =============  ======================  ==================================================================
 
-Why that is enough. A backend judges and applies a commit at one point of its order. If everything that a serializable session
-read, keys, absences and ranges, is the same at that point as in its snapshot, the session might as well have run there whole,
-so all commits are equivalent to running one after another in commit order, which is also an order of real time. Optimistic
-leaves ranges out and so allows phantoms. Snapshot validates only what is written: two sessions never both change one key
-from the same snapshot (no lost update), but each may change what the other read (write skew). A blind write in serializable
-mode needs no validation: nothing was decided on what it replaces. What an invariant reads is validated in every mode.
+Why that is enough. A backend judges and applies a commit at one point of its order. If everything that a serializable
+session read, keys, absences and ranges, is the same at that point as in its snapshot, the session might as well have
+run there whole, so all commits are equivalent to running one after another in commit order, which is also an order of
+real time. Optimistic leaves ranges out and so allows phantoms. Snapshot validates only what is written: two sessions
+never both change one key from the same snapshot (no lost update), but each may change what the other read (write
+skew). A blind write in serializable mode needs no validation: nothing was decided on what it replaces. What an
+invariant reads is validated in every mode.
 
-Keys that were read as absent are expected ABSENT, not at the version of a tombstone, because two absences are equal; a key
-with a value is compared by version and never by value, so that changed-and-changed-back is a conflict.
+Keys that were read as absent are expected ABSENT, not at the version of a tombstone, because two absences are equal;
+a key with a value is compared by version and never by value, so that changed-and-changed-back is a conflict.
 """
 
 from __future__ import annotations

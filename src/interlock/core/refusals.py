@@ -1,7 +1,7 @@
 """What a backend refused, in the words of the public errors: pure functions.
 
-A backend knows bytes; only here are they turned into resources, keys and values that a person or a model can read. Values are
-shown in the plain domain (a dataclass as the dict of its fields)."""
+A backend knows bytes; only here are they turned into resources, keys and values that a person or a model can read.
+Values are shown in the plain domain (a dataclass as the dict of its fields)."""
 
 from __future__ import annotations
 

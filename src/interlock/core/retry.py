@@ -1,9 +1,10 @@
 """When a transaction runs again, and after how long: pure decisions.
 
-Only errors marked ``retryable`` lead to another attempt, also where every leaf of an exception group is one. Cancellation,
-KeyboardInterrupt and every error of the body itself go straight to the caller. Waits are exponential, capped, with full
-jitter (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015): ``uniform(0, min(cap, base * 2 ** n))``. The
-first retry does not wait: inside the process it queues at the hot key's gate (`interlock.gates`) instead.
+Only errors marked ``retryable`` lead to another attempt, also where every leaf of an exception group is one.
+Cancellation, KeyboardInterrupt and every error of the body itself go straight to the caller. Waits are exponential,
+capped, with full jitter (M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015): ``uniform(0,
+min(cap, base * 2 ** n))``. The first retry does not wait: inside the process it queues at the hot key's gate
+(`interlock.gates`) instead.
 """
 
 from __future__ import annotations

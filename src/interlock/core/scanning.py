@@ -1,9 +1,10 @@
 """Reading and rewriting ranges: a backend's pages with the transaction's own writes laid over them.
 
-What was scanned is put into the read set as a span, which is validated as a whole: membership and content. The span grows with
-what the caller has really consumed: a page is fetched when it is needed, small ones first, and only the fetched part counts, so
-that taking the first key of a queue does not depend on its tail. In the modes that do not validate spans, the keys that were
-found count as keys read (and an insert into the range goes unnoticed: the phantom that those modes allow).
+What was scanned is put into the read set as a span, which is validated as a whole: membership and content. The span
+grows with what the caller has really consumed: a page is fetched when it is needed, small ones first, and only the
+fetched part counts, so that taking the first key of a queue does not depend on its tail. In the modes that do not
+validate spans, the keys that were found count as keys read (and an insert into the range goes unnoticed: the phantom
+that those modes allow).
 """
 
 from __future__ import annotations
@@ -54,7 +55,14 @@ def check_limit(limit: int | None) -> int | None:
 
 
 async def _rows(
-    txn: Transaction, resource: Resource, prefix: Any, start: Any, stop: Any, limit: int | None, reverse: bool, call: str
+    txn: Transaction,
+    resource: Resource,
+    prefix: Any,
+    start: Any,
+    stop: Any,
+    limit: int | None,
+    reverse: bool,
+    call: str,
 ) -> AsyncIterator[tuple[Key, bytes]]:
     if txn.state:
         txn.refuse(call)
@@ -182,5 +190,3 @@ async def read_many(txn: Transaction, resource: Resource, wanted: list[Any]) -> 
         if value is not MISSING:
             found[key] = value
     return found
-
-

@@ -1,10 +1,11 @@
 """A resource as the core knows it: its keys' prefix, its rules, its merge functions, and handles with a value type.
 
-`Space` is one per resource name and store object; `Resource` is a view of it with a value type, so that the same data can be
-read typed and untyped. The rules of a space (the isolation floor and the names of its invariants) are published in the store
-under one system key, and every commit that touches the space expects the version of that key that it knows. So a rule binds
-every process from the commit that publishes it: whoever has not learnt it yet is refused by the expectation, learns it, and is
-then held to it. A process that writes without having declared one of the invariants is refused: it could not check it.
+`Space` is one per resource name and store object; `Resource` is a view of it with a value type, so that the same data
+can be read typed and untyped. The rules of a space (the isolation floor and the names of its invariants) are
+published in the store under one system key, and every commit that touches the space expects the version of that key
+that it knows. So a rule binds every process from the commit that publishes it: whoever has not learnt it yet is
+refused by the expectation, learns it, and is then held to it. A process that writes without having declared one of
+the invariants is refused: it could not check it.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Space:
             stored = codec.thaw(entry.value)
             if stored["form"] != _RULES_FORM or stored["floor"] not in modes.RANKS:
                 raise SchemaMismatchError(
-                    f"the rules of resource {self.name!r} were written by a newer version of Interlock; upgrade this one"
+                    f"the rules of resource {self.name!r} come from a newer version of Interlock; upgrade this one"
                 )
             self._published = (modes.RANKS[stored["floor"]], frozenset(stored["invariants"]))
         self._settle_rules()

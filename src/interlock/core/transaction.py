@@ -1,25 +1,24 @@
 """One attempt at all-or-nothing: the read set, the write set, the snapshot. How it ends is in `interlock.core.commit`.
 
-The asynchronous and the synchronous handle are thin shells over this class, which takes the resource as an argument, so that
-one transaction may span several. What holds at every moment:
+The asynchronous and the synchronous handle are thin shells over this class, which takes the resource as an argument,
+so that one transaction may span several. What holds at every moment:
 
-- ``writes`` holds stored forms only, so nothing that a caller changes later can change what is committed; values are built
-  anew at each read, for the same reason.
-- ``reads`` holds, for each key, what it was in the snapshot ``token``; a key is asked for once (mode ``none`` asks each time).
+- ``writes`` holds stored forms only, so nothing that a caller changes later can change what is committed; values are
+  built anew at each read, for the same reason.
+- ``reads`` holds, for each key, what it was in the snapshot ``token``; a key is asked for once (mode ``none`` asks
+  each time).
 - A call that fails dooms the transaction: code that swallows the error cannot commit, the exit raises the error again.
 - After the end every call is refused. Nothing is held in the engine in between, however long the agent thinks.
 
-Snapshot extension (optimistic and serializable): when a read meets something newer than the snapshot, everything read so far is
-validated; if it still holds, the snapshot moves forward and the transaction sees the newer value; if not, it can never commit a
-write, so one that has written fails there and then. One that has not goes on with its old snapshot (read-only transactions
-never abort) and fails when it first writes.
+Snapshot extension (optimistic and serializable): when a read meets something newer than the snapshot, everything read
+so far is validated; if it still holds, the snapshot moves forward and the transaction sees the newer value; if not,
+it can never commit a write, so one that has written fails there and then. One that has not goes on with its old
+snapshot (read-only transactions never abort) and fails when it first writes.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Coroutine
 from contextvars import ContextVar
 from contextvars import Token as ContextToken
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from interlock import merges
 from interlock.core import isolation as modes
 from interlock.core import refusals
+from interlock.core.calls import ACTIVE, DOOMED, READY, ROLLED_BACK, Attempted
 from interlock.core.space import MergeFunction, Resource, Space
 from interlock.errors import ConflictError, DeadlineExceededError, InterlockError, UsageError
 from interlock.model import (
@@ -50,9 +50,6 @@ from interlock.model import (
 if TYPE_CHECKING:
     from interlock.core.engine import Engine
     from interlock.core.idempotency import Record
-
-ACTIVE, READY, DOOMED, COMMITTED, ROLLED_BACK = range(5)
-_STATES: Final = ("active", "not entered yet", "doomed", "already committed", "already rolled back")
 
 
 class _Missing:
@@ -97,7 +94,7 @@ class Custom:
 Step = Operation | Custom
 
 
-class Transaction:
+class Transaction(Attempted):
     """The state of one attempt. Not for users: `AgentSession` is."""
 
     __slots__ = (
@@ -105,21 +102,17 @@ class Transaction:
         "attempt",
         "backend",
         "bytes",
-        "calls",
         "chains",
         "clears",
         "context",
         "deadline",
         "engine",
-        "error",
         "gate",
         "generation",
         "home",
-        "id",
         "invariant_reads",
         "invariant_spans",
         "isolation",
-        "last_call",
         "memos",
         "mode",
         "operation",
@@ -130,7 +123,6 @@ class Transaction:
         "run_id",
         "spans",
         "stale",
-        "state",
         "token",
         "touched",
         "unchecked",
@@ -138,15 +130,17 @@ class Transaction:
     )
 
     def __init__(self, engine: Engine, home: Space | None, agent: str, isolation: str, mode: int) -> None:
+        self.id = engine.new_id()
+        self.state = ACTIVE
+        self.error = None
+        self.last_call = None
+        self.calls = None
         self.engine = engine
         self.backend = engine.backend
         self.home = home
-        self.id = engine.new_id()
         self.agent = agent
         self.isolation = isolation
         self.mode = mode
-        self.state = ACTIVE
-        self.error: BaseException | None = None
         self.reads: dict[Key, Entry | None] = {}
         self.writes: dict[Key, Write] = {}
         self.token: Token | None = None
@@ -162,8 +156,6 @@ class Transaction:
         self.stale: tuple[Clash, ...] | None = None
         self.gate: Key | None = None
         self.context: ContextToken[Transaction | None] | None = None
-        self.last_call: Coroutine[Any, Any, Any] | None = None
-        self.calls: list[Coroutine[Any, Any, Any]] | None = None
         self.memos: dict[Any, Any] | None = None
         self.operation: str | None = None
         self.run_id: str | None = None
@@ -172,23 +164,11 @@ class Transaction:
         self.replayed = False
         self.reply: Reply | None = None
         self.bytes = 0
-        if home is not None:
-            if mode < modes.SERIALIZABLE:
-                home.admit(mode, isolation)
-                self.unchecked = [home]
+        if home is not None and mode < modes.SERIALIZABLE:
+            home.admit(mode, isolation)
+            self.unchecked = [home]
 
-    # -- state ---------------------------------------------------------------------------------------------------------
-    def refuse(self, call: str) -> NoReturn:
-        """Raises `UsageError` for a call that the state does not allow."""
-        if self.state == DOOMED:
-            raise UsageError(f"session.{call}: the session is doomed, it can only be rolled back: {self.error}") from self.error
-        raise UsageError(f"session.{call}: the session is {_STATES[self.state]}")
-
-    def doom(self, error: BaseException) -> None:
-        """From now on it cannot commit; its exit raises ``error``."""
-        if self.state == ACTIVE:
-            self.state, self.error = DOOMED, error
-
+    # -- where it stands ---------------------------------------------------------------------------------------------
     def enter_context(self) -> None:
         """Make this the current transaction of the calling task or thread."""
         self.context = current.set(self)
@@ -219,37 +199,6 @@ class Transaction:
             return False
         self.context = current.set(self)
         return True
-
-    def admit_call(self, call: Coroutine[Any, Any, Any]) -> None:
-        """Remember the coroutine that a handle gives out, to find calls that overlap or are never awaited."""
-        last = self.last_call
-        if last is not None and last.cr_frame is not None:
-            self._look_at_unfinished(last, call)
-        self.last_call = call
-
-    def _look_at_unfinished(self, last: Any, call: Any) -> None:
-        if inspect.getcoroutinestate(last) == inspect.CORO_CREATED:
-            self.calls = [*(self.calls or ()), last]  # legal if it is awaited before the end
-            return
-        call.close()
-        error = UsageError(f"session.{_name(last)} has not finished: a session is used by one task at a time")
-        self.doom(error)
-        raise error
-
-    def settle_calls(self) -> None:
-        """At the end: a call that was never awaited, or still runs elsewhere, dooms the transaction."""
-        last = self.last_call
-        if self.calls is None and (last is None or last.cr_frame is None):
-            return
-        open_calls = [call for call in (*(self.calls or ()), last) if call is not None and call.cr_frame is not None]
-        self.calls = self.last_call = None
-        if not open_calls:
-            return
-        names = ", ".join(f"session.{_name(call)}" for call in open_calls)
-        for call in open_calls:
-            if inspect.getcoroutinestate(call) == inspect.CORO_CREATED:
-                call.close()
-        self.doom(UsageError(f"never awaited to its end: {names}. Nothing was written; put an await in front"))
 
     def touch(self, space: Space) -> None:
         """Note that a second (third ...) space takes part."""
@@ -433,7 +382,3 @@ class Transaction:
         self.state = ROLLED_BACK
         error = self.error or UsageError("the session is doomed")
         raise error.with_traceback(None) if isinstance(error, InterlockError) else error
-
-
-def _name(call: Any) -> str:
-    return str(call.__name__).lstrip("_")

@@ -1,11 +1,11 @@
 """Typed resources: how values of a declared type are frozen and thawed, exact or refused.
 
-`ValueType` pairs a type with two functions. For the plain domain they are the codec's own, behind a check of the type. For
-dataclasses, msgspec structs and pydantic models (also inside lists, dicts and unions) a value is first taken apart into the
-plain domain and, when read, built again by msgspec or pydantic. What such libraries convert silently (a tuple in a field
-declared as a list, a private attribute, an extra field) would come back as something else; so each typed write is built
-again at once and compared with what was given, type by type, and refused with the path where they differ. Nobody finds out
-later.
+`ValueType` pairs a type with two functions. For the plain domain they are the codec's own, behind a check of the
+type. For dataclasses, msgspec structs and pydantic models (also inside lists, dicts and unions) a value is first
+taken apart into the plain domain and, when read, built again by msgspec or pydantic. What such libraries convert
+silently (a tuple in a field declared as a list, a private attribute, an extra field) would come back as something
+else; so each typed write is built again at once and compared with what was given, type by type, and refused with the
+path where they differ. Nobody finds out later.
 """
 
 from __future__ import annotations
@@ -206,7 +206,5 @@ def _state(value: Any) -> dict[str, Any] | None:
     state = dict(fields)
     state.update(getattr(value, "__dict__", {}))
     for hidden in ("__pydantic_extra__", "__pydantic_private__"):
-        for name, item in (getattr(value, hidden, None) or {}).items():
-            state[name] = item
+        state.update(getattr(value, hidden, None) or {})
     return state
-

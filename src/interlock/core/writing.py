@@ -1,10 +1,10 @@
 """The write set: puts, deletes, merges, clears. Nothing here asks the engine for more than a value or a snapshot.
 
-One entry per key. A put or delete discards the key's earlier merges; a merge after an own put, delete or clear is folded into it
-on the spot; merges of a key that this transaction has not decided stay operations, to be applied by the engine to the newest
-value, so they take no read dependency. A key on which a registered merge function is used becomes a *chain*: at commit the whole
-chain is computed here from the newest value, and the commit repeated until that value stays the same, without running the agent
-again.
+One entry per key. A put or delete discards the key's earlier merges; a merge after an own put, delete or clear is
+folded into it on the spot; merges of a key that this transaction has not decided stay operations, to be applied by
+the engine to the newest value, so they take no read dependency. A key on which a registered merge function is used
+becomes a *chain*: at commit the whole chain is computed here from the newest value, and the commit repeated until
+that value stays the same, without running the agent again.
 """
 
 from __future__ import annotations
@@ -142,7 +142,9 @@ async def merge(txn: Transaction, resource: Resource, key: Any, operand: Any, us
         function = resource.space.merges.get(using)
         if function is None:
             known = ", ".join(sorted([*resource.space.merges, LAST_WRITER_WINS]))
-            raise UsageError(f"no merge function {using!r} is registered for {resource.space.name!r}; there are {known}")
+            raise UsageError(
+                f"no merge function {using!r} is registered for {resource.space.name!r}; there are {known}"
+            )
         codec.freeze(operand)  # refused now, not at the commit
         return Custom(function, operand, resource)
 
@@ -170,21 +172,21 @@ async def _merge(txn: Transaction, resource: Resource, key: Any, call: str, make
 def _note_step(txn: Transaction, raw: Key, step: Step) -> None:
     own = txn.own(raw)
     if own is not MISSING:
-        put(txn, raw, step.apply(own) if type(step) is Custom else txn.merged(raw, own, (step,)))  # type: ignore[arg-type]
+        put(txn, raw, step.apply(own) if isinstance(step, Custom) else txn.merged(raw, own, (step,)))
         return
     chain = None if txn.chains is None else txn.chains.get(raw)
     before = txn.writes.get(raw)
     if chain is not None:
         chain.append(step)
-    elif type(step) is Custom:
+    elif isinstance(step, Custom):
         earlier: list[Step] = list(before.operations) if type(before) is Merge else []
         txn.writes.pop(raw, None)
         txn.chains = txn.chains or {}
         txn.chains[raw] = [*earlier, step]
     else:
         earlier_operations = before.operations if type(before) is Merge else ()
-        txn.writes[raw] = Merge(merges.fold((*earlier_operations, step)))  # type: ignore[arg-type]
-        txn.bytes += len(step.operand)  # type: ignore[union-attr]
+        txn.writes[raw] = Merge(merges.fold((*earlier_operations, step)))
+        txn.bytes += len(step.operand)
 
 
 class Mark:
@@ -206,5 +208,3 @@ class Mark:
         txn.chains = {key: list(chain) for key, chain in self._chains.items()} or None
         txn.clears = list(self._clears) or None
         txn.records = dict(self._records) or None
-
-

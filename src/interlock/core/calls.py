@@ -1,0 +1,77 @@
+"""The states of an attempt, and the watch over its calls.
+
+Each call of an asynchronous handle gives out a coroutine. The last one is remembered: one that has not finished when
+the next call comes is either used by two tasks at once, which is refused, or was made and not yet awaited, which is
+legal only if it is awaited before the end. So a forgotten ``await`` never loses a write in silence.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Coroutine
+from typing import Any, Final, NoReturn
+
+from interlock.errors import UsageError
+
+ACTIVE, READY, DOOMED, COMMITTED, ROLLED_BACK = range(5)
+_STATES: Final = ("active", "not entered yet", "doomed", "already committed", "already rolled back")
+
+
+class Attempted:
+    """State, error and calls of one attempt."""
+
+    __slots__ = ("calls", "error", "id", "last_call", "state")
+
+    id: int
+    state: int
+    error: BaseException | None
+    last_call: Any
+    calls: list[Any] | None
+
+    def refuse(self, call: str) -> NoReturn:
+        """Raises `UsageError` for a call that the state does not allow."""
+        if self.state == DOOMED:
+            raise UsageError(
+                f"session.{call}: the session is doomed, it can only be rolled back: {self.error}"
+            ) from self.error
+        raise UsageError(f"session.{call}: the session is {_STATES[self.state]}")
+
+    def doom(self, error: BaseException) -> None:
+        """From now on it cannot commit; its exit raises ``error``."""
+        if self.state == ACTIVE:
+            self.state, self.error = DOOMED, error
+
+    def admit_call(self, call: Coroutine[Any, Any, Any]) -> None:
+        """Remember the coroutine that a handle gives out, to find calls that overlap or are never awaited."""
+        last = self.last_call
+        if last is not None and last.cr_frame is not None:
+            self._look_at_unfinished(last, call)
+        self.last_call = call
+
+    def _look_at_unfinished(self, last: Any, call: Any) -> None:
+        if inspect.getcoroutinestate(last) == inspect.CORO_CREATED:
+            self.calls = [*(self.calls or ()), last]  # legal if it is awaited before the end
+            return
+        call.close()
+        error = UsageError(f"session.{_name(last)} has not finished: a session is used by one task at a time")
+        self.doom(error)
+        raise error
+
+    def settle_calls(self) -> None:
+        """At the end: a call that was never awaited, or still runs elsewhere, dooms the transaction."""
+        last = self.last_call
+        if self.calls is None and (last is None or last.cr_frame is None):
+            return
+        open_calls = [call for call in (*(self.calls or ()), last) if call is not None and call.cr_frame is not None]
+        self.calls = self.last_call = None
+        if not open_calls:
+            return
+        names = ", ".join(f"session.{_name(call)}" for call in open_calls)
+        for call in open_calls:
+            if inspect.getcoroutinestate(call) == inspect.CORO_CREATED:
+                call.close()
+        self.doom(UsageError(f"never awaited to its end: {names}. Nothing was written; put an await in front"))
+
+
+def _name(call: Any) -> str:
+    return str(call.__name__).lstrip("_")

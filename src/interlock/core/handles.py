@@ -1,0 +1,228 @@
+"""What the session handles of both worlds share: opening, joining, ending, and the calls that only need reads.
+
+Coroutines that suspend only where the backend does, so that the asynchronous handle awaits them and the synchronous
+one steps them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from interlock import codec
+from interlock.core import idempotency, writing
+from interlock.core.calls import ACTIVE, COMMITTED, READY, ROLLED_BACK
+from interlock.core.commit import Replay, commit
+from interlock.core.cursors import cursor_of
+from interlock.core.engine import Engine
+from interlock.core.options import Chosen
+from interlock.core.refusals import transaction_text
+from interlock.core.retrying import Retrying
+from interlock.core.running import Committed
+from interlock.core.space import Resource
+from interlock.core.transaction import MISSING, Transaction
+from interlock.errors import LimitExceededError, TransactionError, UsageError, ValueRefusedError
+from interlock.model import Reply
+
+
+class Handle:
+    """What the handles of both worlds share: a transaction, and the resource that calls without `on` mean."""
+
+    __slots__ = ("_home", "_mark", "_txn")
+
+    def __init__(self, txn: Transaction, resource: Resource | None) -> None:
+        self._txn = txn
+        self._home = resource
+        self._mark: writing.Mark | None = None
+
+    def _bound(self, call: str) -> Resource:
+        if self._home is None:
+            raise UsageError(f"session.{call}: a store's session is bound to no resource; use session.on(resource)")
+        return self._home
+
+    def __repr__(self) -> str:
+        name = None if self._home is None else self._home.space.name
+        return f"<{type(self).__name__} {transaction_text(self._txn.id)} of {self._txn.agent!r} on {name!r}>"
+
+
+H = TypeVar("H", bound=Handle)
+
+
+async def expect(txn: Transaction, resource: Resource, key: Any) -> Any:
+    """The value of a key, or `NotFoundError`, which dooms the session."""
+    value = await txn.read(resource, key, MISSING)
+    if value is MISSING:
+        error = writing.not_found(resource, key)
+        txn.doom(error)
+        raise error
+    return value
+
+
+async def exists(txn: Transaction, resource: Resource, key: Any) -> bool:
+    """Whether a key has a value."""
+    return await txn.read(resource, key, MISSING) is not MISSING
+
+
+async def memo(txn: Transaction, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """A result that is kept over re-runs, as a copy of its own for each attempt where it can be stored."""
+    if txn.state:
+        txn.refuse("memo")
+    key = (fn, codec.canonical(list(arguments)))
+    if txn.memos is None:
+        txn.memos = {}
+    if key not in txn.memos:
+        value = fn(*arguments)
+        if hasattr(value, "__await__"):
+            if not txn.engine.runtime.suspends:
+                raise UsageError("memo of an async function; use interlock instead of interlock.sync")
+            value = await value
+        txn.memos[key] = _kept(value)
+    kept = txn.memos[key]
+    return codec.thaw(kept.raw) if type(kept) is _Frozen else kept
+
+
+class _Frozen:
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+
+
+def _kept(value: Any) -> Any:
+    try:
+        return _Frozen(codec.freeze(value))
+    except (ValueRefusedError, LimitExceededError):
+        return value
+
+
+def doom(txn: Transaction, reason: str) -> None:
+    """`AgentSession.doom` of both worlds."""
+    if txn.state:
+        txn.refuse("doom")
+    txn.doom(TransactionError(f"doomed: {reason}", transaction_id=transaction_text(txn.id)))
+
+
+async def finish(txn: Transaction) -> Reply | None:
+    """Commit; a replay ends the session without writing."""
+    try:
+        return await commit(txn)
+    except Replay:
+        txn.replayed = True
+        txn.state = ROLLED_BACK
+        return None
+
+
+def committed(txn: Transaction, reply: Reply | None) -> Committed[None]:
+    """What `commit` returns."""
+    cursor = None if reply is None else cursor_of(reply.token)
+    return Committed(None, transaction_text(txn.id), txn.attempt, txn.replayed, cursor)
+
+
+def refuse_joined(session: Handle, call: str) -> None:
+    """A nested session has no end of its own."""
+    if session._mark is not None:
+        raise UsageError(f"session.{call}: this session has joined its parent, which ends it")
+
+
+def roll_back(session: Handle) -> None:
+    """`AgentSession.rollback` of both worlds."""
+    if session._mark is not None:
+        session._mark.restore()
+    elif session._txn.state in (COMMITTED, ROLLED_BACK):
+        session._txn.refuse("rollback")
+    else:
+        session._txn.rollback()
+
+
+def open_context(session: Handle) -> None:
+    """Entering: a new transaction becomes the current one, a joined one sets its mark."""
+    txn = session._txn
+    if session._mark is not None:
+        session._mark = writing.Mark(txn)
+        return
+    if txn.state != READY:
+        txn.refuse("enter")
+    txn.state = ACTIVE
+    txn.enter_context()
+
+
+def close_joined(session: Handle, error: BaseException | None) -> bool:
+    """Leaving a joined session; False for one that stands by itself."""
+    if session._mark is None:
+        return False
+    if error is not None:
+        session._mark.restore()
+    return True
+
+
+class Savepoint:
+    """A mark inside a transaction; an exception on the way out rolls back to it."""
+
+    __slots__ = ("_mark", "_txn")
+
+    def __init__(self, txn: Transaction) -> None:
+        if txn.state:
+            txn.refuse("savepoint")
+        self._txn = txn
+        self._mark: writing.Mark | None = None
+
+    def __enter__(self) -> None:
+        self._mark = writing.Mark(self._txn)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self._mark is not None:
+            self._mark.restore()
+
+
+def prepare(session: Handle, resource: Resource | None, chosen: Any) -> None:
+    """Give a new session its idempotency key."""
+    key = chosen.idempotency_key
+    if key is None:
+        return
+    txn = session._txn
+    name = "" if resource is None else resource.space.name
+    fingerprint = None
+    if chosen.idempotency_fingerprint is not None:
+        fingerprint = idempotency.given_fingerprint(chosen.idempotency_fingerprint)
+    record = idempotency.Record(key, fingerprint, None, txn.engine.idempotency_ttl_seconds)
+    txn.records = {**(txn.records or {}), idempotency.record_key(name, idempotency.SESSION, key): record}
+
+
+def judge(retrying: Retrying, error: BaseException, txn: Transaction) -> bool:
+    """True where a failed attempt is followed by another; raises or returns False where its error goes on."""
+    try:
+        retrying.judge(error, txn)
+    except BaseException as verdict:
+        if verdict is error:
+            return False
+        raise
+    return True
+
+
+def new_session(
+    kind: type[H],
+    engine: Engine,
+    resource: Resource | None,
+    chosen: Chosen,
+    parent: Transaction | None,
+) -> H:
+    """A session that waits to be entered: one of its own, or one that joins its parent."""
+    if parent is None:
+        txn = engine.start(resource, chosen, None)
+        txn.state = READY
+    else:
+        txn = parent
+    session = kind(txn, resource)
+    if parent is not None:
+        session._mark = writing.Mark(txn)
+    prepare(session, resource, chosen)
+    return session
+
+
+def begin_session(kind: type[H], engine: Engine, resource: Resource | None, chosen: Chosen) -> H:
+    """A session that is active at once and belongs to no ``with``."""
+    session = kind(engine.start(resource, chosen, None), resource)
+    prepare(session, resource, chosen)
+    return session

@@ -1,0 +1,120 @@
+"""The state of a call that may need several attempts: what `run` and `attempts` have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from interlock.core.engine import Engine
+from interlock.core.options import Chosen
+from interlock.core.refusals import transaction_text
+from interlock.core.retry import RetryPolicy, backoff_seconds, retryable_cause
+from interlock.core.space import Resource
+from interlock.core.transaction import Transaction
+from interlock.errors import (
+    BackendUnavailableError,
+    CommitUnknownError,
+    ConflictError,
+    DeadlineExceededError,
+    InterlockError,
+    RetriesExhaustedError,
+)
+from interlock.model import Key, Settled
+
+_SETTLE_SECONDS = 30.0
+
+
+class Retrying:
+    """Counts attempts, judges failures, waits, settles lost replies."""
+
+    __slots__ = ("attempt", "chosen", "deadline", "engine", "home", "hot", "last", "memos", "policy", "started")
+
+    def __init__(self, engine: Engine, home: Resource | None, chosen: Chosen) -> None:
+        self.engine = engine
+        self.home = home
+        self.chosen = chosen
+        self.policy: RetryPolicy = chosen.retry or engine.retry
+        self.attempt = 0
+        self.started = 0.0
+        self.deadline: float | None = None
+        self.hot: Key | None = None
+        self.last: InterlockError | None = None
+        self.memos: dict[Any, Any] | None = None
+
+    async def begin(self) -> Transaction:
+        """The transaction of the next attempt; the first one starts the clocks. After a conflict on a key it first
+        waits its turn at the key's gate."""
+        txn = self.engine.start(self.home, self.chosen, None)
+        self.attempt += 1
+        txn.attempt = self.attempt
+        if txn.deadline is not None:
+            self.deadline = txn.deadline = self.deadline or txn.deadline
+        if self.attempt > 1:
+            txn.memos = self.memos
+            if self.hot is not None:
+                hot, self.hot = self.hot, None
+                await txn.queue_for(hot)
+        return txn
+
+    def judge(self, error: BaseException, txn: Transaction) -> None:
+        """Raises, unless another attempt may follow."""
+        cause = retryable_cause(error)
+        if cause is None:
+            raise error
+        self.last = cause
+        self.memos = txn.memos
+        now = self.engine.runtime.monotonic()
+        self.started = self.started or now
+        if self.attempt >= self.policy.max_attempts or now - self.started >= self.policy.max_seconds:
+            raise RetriesExhaustedError(
+                f"gave up after {self.attempt} attempts: {cause}",
+                transaction_id=transaction_text(txn.id),
+                attempts=self.attempt,
+                last=cause,
+            ) from error
+        self.hot = self._hot_key(cause)
+
+    def _hot_key(self, cause: InterlockError) -> Key | None:
+        """The key to queue for after a conflict: the first one that others have changed."""
+        if isinstance(cause, ConflictError):
+            for conflict in cause.conflicts:
+                if conflict.kind != "range" and conflict.resource:
+                    return self.engine.resource(conflict.resource).encode(conflict.key)
+        return None
+
+    async def pause(self) -> None:
+        """Wait before the next attempt. Raises `DeadlineExceededError` if there is no time for it."""
+        runtime = self.engine.runtime
+        seconds = backoff_seconds(self.policy, self.attempt, runtime.uniform)
+        if self.deadline is not None and runtime.monotonic() + seconds >= self.deadline:
+            raise DeadlineExceededError(
+                f"timeout_seconds ran out after {self.attempt} attempts; nothing was written"
+            ) from self.last
+        if seconds > 0:
+            await runtime.sleep(seconds)
+
+    async def settle(self, txn: Transaction, unknown: CommitUnknownError) -> bool:
+        """Whether a commit with a lost reply has happened. False: it never will, and another attempt may follow."""
+        runtime = self.engine.runtime
+        until = runtime.monotonic() + min(self.policy.max_seconds, _SETTLE_SECONDS)
+        if self.deadline is not None:
+            until = min(until, self.deadline)
+        settled = await self._ask_outcome(txn, unknown, until)
+        if settled is Settled.COMMITTED:
+            return True
+        if settled is not Settled.FENCED:
+            raise unknown
+        self.judge(ConflictError("the reply to a commit was lost; it had not happened, and cannot any more"), txn)
+        return False
+
+    async def _ask_outcome(self, txn: Transaction, unknown: CommitUnknownError, until: float) -> Settled:
+        runtime = self.engine.runtime
+        failures = 1
+        while True:
+            try:
+                return (await txn.backend.outcome(txn.id, fence=True))[0]
+            except (BackendUnavailableError, CommitUnknownError) as error:
+                failures += 1
+                seconds = backoff_seconds(self.policy, failures, runtime.uniform)
+                if runtime.monotonic() + seconds >= until:
+                    raise unknown from error
+                await runtime.sleep(seconds)

@@ -1,0 +1,367 @@
+"""The asynchronous store: `open`, `Store`, `SharedResource`, `Attempt`.
+
+Shells over `interlock.core`: no rule of isolation lives here. `interlock.sync` has the same names for plain
+synchronous code; a test keeps the two the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Never,
+    ParamSpec,
+    Self,
+    TypeVar,
+    TypeVarTuple,
+    Unpack,
+    overload,
+)
+
+from typing_extensions import TypeForm
+
+from interlock.core import diagnosis, handles
+from interlock.core import isolation as modes
+from interlock.core.calls import READY
+from interlock.core.diagnosis import Entry, Outcome
+from interlock.core.engine import Engine
+from interlock.core.isolation import Isolation
+from interlock.core.log import TransactionLog
+from interlock.core.options import Chosen, Options, SessionOptions, choose
+from interlock.core.retry import RetryPolicy
+from interlock.core.retrying import Retrying
+from interlock.core.running import Committed, Running
+from interlock.core.session import AgentSession, AgentView
+from interlock.core.space import MergeFunction, Resource
+from interlock.core.transaction import Transaction
+from interlock.errors import CommitUnknownError, UsageError
+from interlock.keys import UserKey as Key
+from interlock.opening import backend_for, for_async
+from interlock.ports import Backend, Runtime
+from interlock.runtime import AsyncRuntime
+
+V = TypeVar("V")
+W = TypeVar("W")
+D = TypeVar("D")
+T = TypeVar("T")
+P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
+
+
+def open(
+    url: str,
+    *,
+    agent: str | None = None,
+    isolation: Isolation = "serializable",
+    retry: RetryPolicy | None = None,
+    idempotency_ttl_seconds: float = 2_592_000,
+    history_seconds: float = 86_400,
+    **options: Any,
+) -> Store:
+    """A store for asynchronous programs. Returns at once; it connects on first use or on ``async with``.
+
+    Args:
+        url: ``memory://`` (private), ``memory://name`` (shared in the process), ``sqlite:///path.db``,
+            ``sqlite:////absolute/path.db``.
+        agent: the agent's name where a call does not give one.
+        isolation: the mode where a call does not give one.
+        retry: the policy where a call does not give one.
+        idempotency_ttl_seconds: how long a used idempotency key is remembered.
+        history_seconds: how long superseded versions and the feed are kept; older snapshots are refused.
+        options: the backend's own; `UsageError` names those that exist.
+
+    Raises: `UsageError` for anything unknown."""
+    settings = diagnosis.settings_of(agent, isolation, retry, idempotency_ttl_seconds, history_seconds)
+    store = Store(backend_for(url, options), **settings)
+    store._origin = (url, {**settings, **options})
+    return store
+
+
+class Sessions(Generic[V]):
+    """What `Store` and `SharedResource` have in common: ways to open a session or run a function in one."""
+
+    _engine: Engine
+    _resource: Resource | None
+
+    def session(self, **options: Unpack[SessionOptions]) -> AgentSession[V]:
+        """``async with resource.session(agent=...) as session:`` is one attempt: commit on exit, roll back on an
+        exception.
+
+        Inside another session of the same store and task it joins that one like a savepoint."""
+        chosen = choose(dict(options), retries=False)
+        parent = self._engine.parent(detached=chosen.detached, isolation=chosen.isolation)
+        return handles.new_session(AgentSession, self._engine, self._resource, chosen, parent)
+
+    async def begin(self, **options: Unpack[SessionOptions]) -> AgentSession[V]:
+        """A session for hooks and protocols without a ``with``: end it with `commit` or `rollback`."""
+        chosen = choose(dict(options), retries=False)
+        return handles.begin_session(AgentSession, self._engine, self._resource, chosen)
+
+    async def run(
+        self, fn: Callable[[AgentSession[V], *Ts], Awaitable[T]], *args: *Ts, **options: Unpack[Options]
+    ) -> T:
+        """Run ``fn(session, *args)`` as a transaction, the whole function again after each conflict; returns its
+        result.
+
+        Positional arguments are the function's, keywords are ours; give the function keywords with `functools.partial`.
+        It may run several times: no side effects in it except through `AgentSession.memo`. Inside another session of
+        the same store and task it joins that one.
+
+        Raises: what ``fn`` raises, `RetriesExhaustedError`, `DeadlineExceededError`, `InvariantError`,
+            `IdempotencyMismatchError`, `CommitUnknownError`."""
+        running = Running(self._engine, self._resource, choose(dict(options), retries=True), AgentSession, fn, args, {})
+        value: T = (await running.run()).value
+        return value
+
+    async def run_detailed(
+        self, fn: Callable[[AgentSession[V], *Ts], Awaitable[T]], *args: *Ts, **options: Unpack[Options]
+    ) -> Committed[T]:
+        """Like `run`, and says what happened: attempts, replay, transaction id, cursor."""
+        running = Running(self._engine, self._resource, choose(dict(options), retries=True), AgentSession, fn, args, {})
+        return await running.run()
+
+    def transactional(
+        self, **options: Unpack[Options]
+    ) -> Callable[[Callable[Concatenate[AgentSession[V], P], Awaitable[T]]], Callable[P, Awaitable[T]]]:
+        """Decorator: ``fn(session, *args, **kwargs)`` becomes ``fn(*args, **kwargs)``, run as a transaction at each
+        call."""
+        chosen = choose(dict(options), retries=True)
+
+        def decorate(fn: Callable[Concatenate[AgentSession[V], P], Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+            @functools.wraps(fn)
+            async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+                running = Running(self._engine, self._resource, chosen, AgentSession, fn, args, kwargs)
+                value: T = (await running.run()).value
+                return value
+
+            return call
+
+        return decorate
+
+    def attempts(self, **options: Unpack[Options]) -> AsyncIterator[Attempt[V]]:
+        """For bodies in place::
+
+            async for attempt in stock.attempts():
+                async with attempt, attempt.session() as session:
+                    ...
+
+        Both managers are needed: the outer one decides whether there is another attempt."""
+        return _attempts(self._engine, self._resource, choose(dict(options), retries=True))
+
+
+async def _attempts(engine: Engine, resource: Resource | None, chosen: Chosen) -> AsyncIterator[Attempt[Any]]:
+    retrying = Retrying(engine, resource, chosen)
+    while True:
+        attempt: Attempt[Any] = Attempt(retrying)
+        yield attempt
+        if attempt._done:
+            return
+        await retrying.pause()
+
+
+class Attempt(Generic[V]):
+    """One attempt of `attempts`: decides at its exit whether a failure allows another one."""
+
+    __slots__ = ("_done", "_entered", "_retrying", "_session", "_txn")
+
+    def __init__(self, retrying: Retrying) -> None:
+        self._retrying = retrying
+        self._txn: Transaction | None = None
+        self._session: AgentSession[V] | None = None
+        self._done = False
+        self._entered = False
+
+    @property
+    def number(self) -> int:
+        """Which attempt this is, from 1."""
+        return self._retrying.attempt + (0 if self._entered else 1)
+
+    async def __aenter__(self) -> Self:
+        self._txn = await self._retrying.begin()
+        self._txn.state = READY
+        self._entered = True
+        return self
+
+    def session(self) -> AgentSession[V]:
+        """The session of this attempt, to be entered inside it."""
+        if self._txn is None or self._session is not None:
+            raise UsageError("write `async with attempt, attempt.session() as session:`, one session for each attempt")
+        self._session = AgentSession(self._txn, self._retrying.home)
+        handles.prepare(self._session, self._retrying.home, self._retrying.chosen)
+        return self._session
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        txn = self._txn
+        assert txn is not None
+        if error is None:
+            self._done = True
+            return False
+        if isinstance(error, CommitUnknownError):
+            self._done = await self._retrying.settle(txn, error)
+            return True
+        return handles.judge(self._retrying, error, txn)
+
+
+class Store(Sessions[Never]):
+    """What a program opens: one backend, and the sessions on it. May be shared by threads and event loops.
+
+    A session of the store itself is bound to no resource: it reads and writes through ``session.on(resource)``."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        agent: str | None = None,
+        isolation: Isolation = "serializable",
+        retry: RetryPolicy | None = None,
+        idempotency_ttl_seconds: float = 2_592_000,
+        history_seconds: float = 86_400,
+        runtime: Runtime | None = None,
+    ) -> None:
+        self._engine = Engine(
+            for_async(backend),
+            AsyncRuntime() if runtime is None else runtime,
+            AgentView,
+            agent=agent,
+            isolation=isolation,
+            retry=RetryPolicy() if retry is None else retry,
+            idempotency_ttl_seconds=idempotency_ttl_seconds,
+            history_seconds=history_seconds,
+        )
+        self._resource = None
+        self._origin: tuple[str, dict[str, Any]] | None = None
+
+    @overload
+    def resource(self, name: str) -> SharedResource[Any]: ...
+    @overload
+    def resource(self, name: str, type: TypeForm[W]) -> SharedResource[W]: ...
+    def resource(self, name: str, type: Any = None) -> SharedResource[Any]:
+        """A named keyspace, optionally with the type of its values. Raises `UsageError` for a type that cannot be
+        stored."""
+        return SharedResource(self._engine, self._engine.resource(name, type))
+
+    async def outcome(self, transaction_id: str) -> Outcome:
+        """What became of a transaction. NOT_COMMITTED is final: asking about a running one ends it."""
+        return await diagnosis.find_outcome(self._engine, transaction_id)
+
+    @property
+    def log(self) -> TransactionLog:
+        """The feed of committed transactions."""
+        return TransactionLog(self._engine)
+
+    async def compact(self) -> None:
+        """Drop everything older than ``history_seconds`` and every expired record now. The store does it by itself in
+        small batches as it works; this is for maintenance."""
+        await diagnosis.compact_all(self._engine)
+
+    async def close(self) -> None:
+        """Release everything; may be called again. Later calls raise `UsageError`."""
+        await self._engine.close()
+
+    async def __aenter__(self) -> Self:
+        self._engine.check_open()
+        await self._engine.backend.snapshot()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        diagnosis.refuse_pickle(self._origin)
+        return diagnosis.reopen, (open, self._origin)
+
+    if not TYPE_CHECKING:
+
+        def __enter__(self) -> None:
+            raise UsageError("this store is asynchronous: write `async with`, or open it with interlock.sync")
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+
+Invariant = Callable[[AgentView[V]], Awaitable[bool]]
+
+
+class SharedResource(Sessions[V]):
+    """A named keyspace of a store. Its own reads are for diagnosis: never validated, refused inside a session."""
+
+    _resource: Resource
+
+    def __init__(self, engine: Engine, resource: Resource) -> None:
+        self._engine = engine
+        self._resource = resource
+
+    @property
+    def name(self) -> str:
+        """The resource's name."""
+        return self._resource.space.name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+    @overload
+    async def read(self, key: Key) -> V | None: ...
+    @overload
+    async def read(self, key: Key, default: D) -> V | D: ...
+    async def read(self, key: Key, default: Any = None) -> Any:
+        """The newest committed value, for diagnosis. Inside a session: `UsageError`, use `AgentSession.read`."""
+        return await diagnosis.diagnose(self._engine, self._resource, key, default)
+
+    @overload
+    async def get(self, key: Key) -> V | None: ...
+    @overload
+    async def get(self, key: Key, default: D) -> V | D: ...
+    async def get(self, key: Key, default: Any = None) -> Any:
+        """The same as `read`."""
+        return await diagnosis.diagnose(self._engine, self._resource, key, default)
+
+    async def entry(self, key: Key) -> Entry[V] | None:
+        """The newest version of a key with who wrote it and when; None where there is no value."""
+        found = [entry async for entry in diagnosis.versions(self._engine, self._resource, key, 1)]
+        return found[0] if found and not found[0].deleted else None
+
+    def history(self, key: Key) -> AsyncIterator[Entry[V]]:
+        """The kept versions of a key, newest first, those that removed it included."""
+        return diagnosis.versions(self._engine, self._resource, key, None)
+
+    def scan(
+        self,
+        prefix: Key | None = None,
+        *,
+        start: Key | None = None,
+        stop: Key | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> AsyncIterator[tuple[Key, V]]:
+        """Keys and values as of one moment, in key order, for diagnosis."""
+        return diagnosis.rows(self._engine, self._resource, prefix, start, stop, limit, reverse)
+
+    def require(self, *, isolation: Isolation) -> None:
+        """Set the weakest isolation that may touch this resource; published in the store with the next commit to it,
+        and then binding for every process. A weaker session gets `IsolationError`."""
+        self._resource.space.require(modes.rank(isolation))
+
+    @overload
+    def invariant(self, name: str) -> Callable[[Invariant[V]], Invariant[V]]: ...
+    @overload
+    def invariant(self, name: str, check: Invariant[V]) -> Invariant[V]: ...
+    def invariant(self, name: str, check: Any = None) -> Any:
+        """Declare a rule, also as a decorator: ``await check(view)`` must be true of every commit to this resource.
+
+        It is evaluated at the commit over the session's own view, and what it reads is validated in every mode; a
+        breach is `InvariantError`. Its name is published in the store: a process that has not declared it may not
+        write."""
+        return diagnosis.declare(self._resource.space.declare_invariant, name, check, self._resource)
+
+    def register_merge(self, name: str, function: MergeFunction | None = None) -> Any:
+        """Register ``function(value or None, operand) -> value`` for `AgentSession.merge`, also as a decorator."""
+        return diagnosis.register_merge(self._resource, name, function)
