@@ -1,0 +1,1 @@
+"""The contract of `interlock.ports.Backend`, chapter by chapter."""
