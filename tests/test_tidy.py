@@ -218,6 +218,13 @@ BREAKS: list[tuple[Rule, str, str, str]] = [
     (tidy.import_directions, "core.session", "from interlock import sync", "may not import interlock.sync"),
     (tidy.import_directions, "core.session", "from interlock import open", "may not import the package itself"),
     (tidy.import_directions, "core.session", "def f():\n    import asyncio", "the core imports asyncio"),
+    (tidy.import_directions, "core.session", "from interlock.store import Store", "may not import interlock.store"),
+    (
+        tidy.import_directions,
+        "core.log",
+        "if TYPE_CHECKING:\n    import interlock.store",
+        "may not import interlock.store",
+    ),
     (tidy.import_directions, "core.retry", "from time import monotonic", "the core imports time"),
     (tidy.import_directions, "core.retry", "from . import session", "relative import"),
     (tidy.import_directions, "codec", "import sqlite3", "sqlite3 is imported outside"),
@@ -260,6 +267,7 @@ KEEPS: list[tuple[Rule, str, str]] = [
         "core.session",
         "import inspect, interlock.ports\nfrom interlock.core import retry",
     ),
+    (tidy.import_directions, "core.session", "if TYPE_CHECKING:\n    from interlock.store import SharedResource"),
     (tidy.import_directions, "cli.main", "import typer, interlock\nfrom interlock import sync, Outcome"),
     (tidy.lengths, "keys", EXACT + "x = 1\n" * (400 - EXACT.count("\n"))),
     (tidy.no_print, "cli.main", "print(1)"),
@@ -294,6 +302,13 @@ def test_the_tables_name_what_exists() -> None:
     assert not (gone := set(tidy.IMPORTS) - groups), f"no such module: {gone}"
     used = {name.partition(".")[0] for source in library_files() for _, name in tidy.imported(source)}
     assert not (unused := set(tidy.DRIVERS) - used), f"nobody imports {unused}"
+    against = {
+        (source.name, name.split(".")[1])
+        for source in library_files()
+        for _, name in tidy.imported(source)
+        if name.startswith("interlock.")
+    }
+    assert not (unused := set(tidy.TYPE_ONLY) - against), f"needed no more: {unused}"
 
 
 def test_undocumented_names_are_found() -> None:

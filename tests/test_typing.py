@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,52 +23,45 @@ Complaints = dict[tuple[str, int], list[str]]
 """(file name, line from 1) -> what a checker says there."""
 
 
-def run(*words: str) -> str:
+def run(directory: Path, *words: str) -> str:
     """The output of a checker; its exit status says only whether there were complaints."""
     done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=DIRECTORY, capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, "-m", *words], cwd=directory, capture_output=True, text=True, timeout=110, check=False
     )
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return done.stdout
 
 
-def mypy() -> Complaints:
+def mypy(directory: Path) -> Complaints:
     """mypy as a user runs it: strict, without this repository's settings, against the installed package."""
     found: Complaints = {}
-    out = run(
-        "mypy", "--config-file=", "--strict", "--enable-error-code=deprecated", "--output=json",
-        *(path.name for path in [*PROGRAMS, WRONG]),
-    )  # fmt: skip
-    for line in out.splitlines():
+    for line in run(directory, "mypy", "--strict", "--enable-error-code=deprecated", "--output=json", ".").splitlines():
         complaint = json.loads(line)
         if complaint["severity"] == "error":
             found.setdefault((Path(complaint["file"]).name, complaint["line"]), []).append(complaint["message"])
     return found
 
 
-def pyright() -> Complaints:
-    """pyright, strict; a warning counts as well."""
+def pyright(directory: Path) -> Complaints:
+    """pyright likewise; a warning counts as well."""
     found: Complaints = {}
-    out = run(
-        "pyright", "--outputjson", "--warnings", "--pythonpath", sys.executable,
-        *(path.name for path in [*PROGRAMS, WRONG]),
-    )  # fmt: skip
-    for complaint in json.loads(out)["generalDiagnostics"]:
+    (directory / "pyrightconfig.json").write_text(json.dumps({"typeCheckingMode": "strict"}))
+    report = json.loads(run(directory, "pyright", "--outputjson", "--warnings", "--pythonpath", sys.executable))
+    assert report["summary"]["filesAnalyzed"] == len(PROGRAMS) + 1
+    for complaint in report["generalDiagnostics"]:
         place = Path(complaint["file"]).name, complaint["range"]["start"]["line"] + 1
         found.setdefault(place, []).append(complaint["message"])
     return found
 
 
-_checked: dict[Callable[[], Complaints], Complaints] = {}
-
-
-@pytest.fixture(params=[mypy, pyright], ids=lambda checker: checker.__name__)
-def complaints(request: pytest.FixtureRequest) -> Complaints:
-    """Each checker runs once for all tests of this module."""
-    checker = request.param
-    if checker not in _checked:
-        _checked[checker] = checker()
-    return _checked[checker]
+@pytest.fixture(scope="module", params=[mypy, pyright], ids=lambda checker: checker.__name__)
+def complaints(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Complaints:
+    """What a checker says of copies of all programs, somewhere else: it runs once for all tests."""
+    directory = tmp_path_factory.mktemp(request.param.__name__)
+    for path in [*PROGRAMS, WRONG]:
+        shutil.copy(path, directory)
+    found: Complaints = request.param(directory)
+    return found
 
 
 def wanted(text: str) -> dict[int, str]:

@@ -7,6 +7,7 @@ can fail. The tables at the top are the rules' data: whoever adds a module or a 
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import sys
@@ -32,8 +33,9 @@ IMPORTS: dict[str, set[str]] = {
     "core": CORE,
     "backends": FOUNDATION,
     "opening": FOUNDATION | {"backends"},
-    "store": FOUNDATION | {"core", "gates", "opening"},
-    "sync": FOUNDATION | {"core", "gates", "opening", "store", ""},
+    "store": FOUNDATION | {"core", "opening"},
+    "stepping": CORE | {"core"},
+    "sync": FOUNDATION | {"core", "opening", "stepping"},
     "cli": FOUNDATION | {"core", "backends", "sync", "demo", ""},
     "demo": FOUNDATION | {"core", "backends", "sync", ""},
     "testing": FOUNDATION | {"core", "backends", "gates", "sync", "cli", "demo", ""},
@@ -43,12 +45,18 @@ IMPORTS: dict[str, set[str]] = {
 
 Modules of one such group import each other freely, backends excepted: see `BACKEND_SHARED`."""
 
+TYPE_ONLY: dict[tuple[str, str], str] = {
+    ("core.session", "store"): "`on` takes a SharedResource and hands its type on to the session that it returns",
+    ("stepping", "sync"): "the same in synchronous code",
+}
+"""(module, what it imports against the direction) -> why. Under TYPE_CHECKING only, so not at run time."""
+
 BACKEND_SHARED = {"backends.bridges"}
 """What several backends stand on. Apart from these no backend imports another one."""
 
 DRIVERS: dict[str, set[str]] = {
     "msgspec": {"model", "codec", "core", "backends", "cli", "demo", "testing"},
-    "typing_extensions": {"core", "store", "sync"},
+    "typing_extensions": {"core", "store", "stepping", "sync"},
     "asyncio": {"runtime", "backends", "demo", "cli", "testing"},
     "trio": {"runtime", "testing"},
     "sqlite3": {"backends.sqlite", "demo", "testing"},
@@ -79,7 +87,7 @@ BANNED_WORDS: dict[str, str] = {
 DURATION_WORDS = {"age", "backoff", "delay", "duration", "grace", "interval", "period", "timeout", "ttl", "wait"}
 WRONG_UNITS = {"ms", "millis", "msec", "sec", "secs", "minutes", "hours", "us", "kb", "mb", "kib", "mib", "size"}
 
-EXPORTED = {"core", "store", "sync"}
+EXPORTED = {"core", "store", "stepping", "sync"}
 """Where the exported names come from."""
 
 MODULE_LINES = 400
@@ -96,7 +104,7 @@ class Source:
     text: str
     shown: str = "<snippet>"
 
-    @property
+    @functools.cached_property
     def tree(self) -> ast.Module:
         """The syntax tree."""
         return ast.parse(self.text)
@@ -142,15 +150,21 @@ def import_directions(source: Source) -> Iterator[str]:
     if source.group not in IMPORTS:
         yield source.at(1, f"{source.group!r} has no row in IMPORTS: say what it may import")
         return
+    type_only = {id(inner) for node in ast.walk(source.tree) if _for_types(node) for inner in ast.walk(node)}
     for node, name in imported(source):
+        top, _, below = name.partition(".")
+        if id(node) in type_only and top == "interlock" and (source.name, below.partition(".")[0]) in TYPE_ONLY:
+            continue
         if name.startswith("."):
             yield source.at(node, "relative import; write the whole name")
-            continue
-        top, _, below = name.partition(".")
-        if top == "interlock":
+        elif top == "interlock":
             yield from _inner_import(source, node, below)
         else:
             yield from _outer_import(source, node, top)
+
+
+def _for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
 def _inner_import(source: Source, node: ast.AST, below: str) -> Iterator[str]:
