@@ -243,7 +243,7 @@ class AgentSession(AgentView[V]):
     def memo(self, fn: Callable[[*Ts], Coroutine[Any, Any, Any]], *args: *Ts) -> AsyncFunctionInSyncCode: ...
     @overload
     def memo(self, fn: Callable[[*Ts], T], *args: *Ts) -> T: ...
-    def memo(self, fn: Callable[..., Any], *args: Any) -> Any:  # type: ignore[misc]  # mypy: *Ts against *args: Any
+    def memo(self, fn: Callable[..., Any], *args: Any) -> Any:  # type: ignore[misc]  # *Ts or *args: Any
         """Call ``fn(*args)`` once for each function and arguments, also over re-runs: the place for model calls."""
         return self._do(handles.memo(self._txn, fn, args))
 

@@ -32,7 +32,7 @@ from interlock.core.diagnosis import Entry, Outcome
 from interlock.core.engine import Engine
 from interlock.core.isolation import Isolation
 from interlock.core.log import TransactionLog
-from interlock.core.options import Chosen, Options, SessionOptions, choose
+from interlock.core.options import NONE_GIVEN, Chosen, Options, SessionOptions, choose
 from interlock.core.retry import RetryPolicy
 from interlock.core.retrying import Retrying
 from interlock.core.running import Committed, Running
@@ -93,13 +93,13 @@ class Sessions(Generic[V]):
         exception.
 
         Inside another session of the same store and task it joins that one like a savepoint."""
-        chosen = choose(dict(options), retries=False)
+        chosen = choose(dict(options) if options else NONE_GIVEN, retries=False)
         parent = self._engine.parent(detached=chosen.detached, isolation=chosen.isolation)
         return handles.new_session(AgentSession, self._engine, self._resource, chosen, parent)
 
     async def begin(self, **options: Unpack[SessionOptions]) -> AgentSession[V]:
         """A session for hooks and protocols without a ``with``: end it with `commit` or `rollback`."""
-        chosen = choose(dict(options), retries=False)
+        chosen = choose(dict(options) if options else NONE_GIVEN, retries=False)
         return handles.begin_session(AgentSession, self._engine, self._resource, chosen)
 
     async def run(
@@ -114,29 +114,43 @@ class Sessions(Generic[V]):
 
         Raises: what ``fn`` raises, `RetriesExhaustedError`, `DeadlineExceededError`, `InvariantError`,
             `IdempotencyMismatchError`, `CommitUnknownError`."""
-        running = Running(self._engine, self._resource, choose(dict(options), retries=True), AgentSession, fn, args, {})
-        value: T = (await running.run()).value
+        running = Running(
+            self._engine,
+            self._resource,
+            choose(dict(options) if options else NONE_GIVEN, retries=True),
+            AgentSession,
+            fn,
+            args,
+        )
+        value: T = await running.run()
         return value
 
     async def run_detailed(
         self, fn: Callable[[AgentSession[V], *Ts], Awaitable[T]], *args: *Ts, **options: Unpack[Options]
     ) -> Committed[T]:
         """Like `run`, and says what happened: attempts, replay, transaction id, cursor."""
-        running = Running(self._engine, self._resource, choose(dict(options), retries=True), AgentSession, fn, args, {})
-        return await running.run()
+        running = Running(
+            self._engine,
+            self._resource,
+            choose(dict(options) if options else NONE_GIVEN, retries=True),
+            AgentSession,
+            fn,
+            args,
+        )
+        return running.detailed(await running.run())
 
     def transactional(
         self, **options: Unpack[Options]
     ) -> Callable[[Callable[Concatenate[AgentSession[V], P], Awaitable[T]]], Callable[P, Awaitable[T]]]:
         """Decorator: ``fn(session, *args, **kwargs)`` becomes ``fn(*args, **kwargs)``, run as a transaction at each
         call."""
-        chosen = choose(dict(options), retries=True)
+        chosen = choose(dict(options) if options else NONE_GIVEN, retries=True)
 
         def decorate(fn: Callable[Concatenate[AgentSession[V], P], Awaitable[T]]) -> Callable[P, Awaitable[T]]:
             @functools.wraps(fn)
             async def call(*args: P.args, **kwargs: P.kwargs) -> T:
                 running = Running(self._engine, self._resource, chosen, AgentSession, fn, args, kwargs)
-                value: T = (await running.run()).value
+                value: T = await running.run()
                 return value
 
             return call
@@ -151,7 +165,7 @@ class Sessions(Generic[V]):
                     ...
 
         Both managers are needed: the outer one decides whether there is another attempt."""
-        return _attempts(self._engine, self._resource, choose(dict(options), retries=True))
+        return _attempts(self._engine, self._resource, choose(dict(options) if options else NONE_GIVEN, retries=True))
 
 
 async def _attempts(engine: Engine, resource: Resource | None, chosen: Chosen) -> AsyncIterator[Attempt[Any]]:

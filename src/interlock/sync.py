@@ -34,7 +34,7 @@ from interlock.core.engine import Engine
 from interlock.core.isolation import Isolation
 from interlock.core.log import Change, Cursor
 from interlock.core.log import TransactionLog as AsyncTransactionLog
-from interlock.core.options import Chosen, Options, SessionOptions, choose
+from interlock.core.options import NONE_GIVEN, Chosen, Options, SessionOptions, choose
 from interlock.core.retry import RetryPolicy
 from interlock.core.retrying import Retrying
 from interlock.core.running import Committed, Running
@@ -122,13 +122,13 @@ class Sessions(Generic[V]):
         """``with resource.session(agent=...) as session:`` is one attempt: commit on exit, roll back on an exception.
 
         Inside another session of the same store and task it joins that one like a savepoint."""
-        chosen = choose(dict(options), retries=False)
+        chosen = choose(dict(options) if options else NONE_GIVEN, retries=False)
         parent = self._engine.parent(detached=chosen.detached, isolation=chosen.isolation)
         return handles.new_session(AgentSession, self._engine, self._resource, chosen, parent)
 
     def begin(self, **options: Unpack[SessionOptions]) -> AgentSession[V]:
         """A session for hooks and protocols without a ``with``: end it with `commit` or `rollback`."""
-        chosen = choose(dict(options), retries=False)
+        chosen = choose(dict(options) if options else NONE_GIVEN, retries=False)
         return handles.begin_session(AgentSession, self._engine, self._resource, chosen)
 
     @overload
@@ -151,8 +151,15 @@ class Sessions(Generic[V]):
 
         Raises: what ``fn`` raises, `RetriesExhaustedError`, `DeadlineExceededError`, `InvariantError`,
             `IdempotencyMismatchError`, `CommitUnknownError`."""
-        running = Running(self._engine, self._resource, choose(dict(options), retries=True), AgentSession, fn, args, {})
-        return step(running.run()).value
+        running = Running(
+            self._engine,
+            self._resource,
+            choose(dict(options) if options else NONE_GIVEN, retries=True),
+            AgentSession,
+            fn,
+            args,
+        )
+        return step(running.run())
 
     @overload
     @deprecated("async function in synchronous code: use interlock, not interlock.sync")
@@ -168,21 +175,28 @@ class Sessions(Generic[V]):
     ) -> Committed[T]: ...
     def run_detailed(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:  # type: ignore[misc]  # mypy: *Ts against *args: Any
         """Like `run`, and says what happened: attempts, replay, transaction id, cursor."""
-        running = Running(self._engine, self._resource, choose(dict(options), retries=True), AgentSession, fn, args, {})
-        return step(running.run())
+        running = Running(
+            self._engine,
+            self._resource,
+            choose(dict(options) if options else NONE_GIVEN, retries=True),
+            AgentSession,
+            fn,
+            args,
+        )
+        return running.detailed(step(running.run()))
 
     def transactional(
         self, **options: Unpack[Options]
     ) -> Callable[[Callable[Concatenate[AgentSession[V], P], T]], Callable[P, T]]:
         """Decorator: ``fn(session, *args, **kwargs)`` becomes ``fn(*args, **kwargs)``, run as a transaction at each
         call."""
-        chosen = choose(dict(options), retries=True)
+        chosen = choose(dict(options) if options else NONE_GIVEN, retries=True)
 
         def decorate(fn: Callable[Concatenate[AgentSession[V], P], T]) -> Callable[P, T]:
             @functools.wraps(fn)
             def call(*args: P.args, **kwargs: P.kwargs) -> T:
                 running = Running(self._engine, self._resource, chosen, AgentSession, fn, args, kwargs)
-                value: T = step(running.run()).value
+                value: T = step(running.run())
                 return value
 
             return call
@@ -197,7 +211,7 @@ class Sessions(Generic[V]):
                     ...
 
         Both managers are needed: the outer one decides whether there is another attempt."""
-        return _attempts(self._engine, self._resource, choose(dict(options), retries=True))
+        return _attempts(self._engine, self._resource, choose(dict(options) if options else NONE_GIVEN, retries=True))
 
 
 def _attempts(engine: Engine, resource: Resource | None, chosen: Chosen) -> Iterator[Attempt[Any]]:

@@ -69,7 +69,7 @@ def _ending(name: str, future: Future[Any]) -> str:
     return f"{name} had begun and was not abandoned: it {'returned' if error is None else f'raised {error!r}'}"
 
 
-class _Delegate(ABC):
+class Delegate(ABC):
     """The methods of a backend, each handed to ``_call`` as a coroutine of the inner backend that has not begun."""
 
     def __init__(self, backend: Backend) -> None:
@@ -123,7 +123,7 @@ class _Delegate(ABC):
         return await self._call("compact", self.inner.compact(before, limit=limit))
 
 
-class Threaded(_Delegate):
+class Threaded(Delegate):
     """A backend that blocks, for asynchronous callers on asyncio or trio.
 
     ``backend`` must not suspend. Safe to share between event loops; in a forked child it starts threads of its own.
@@ -259,7 +259,7 @@ def _hand_over(task: asyncio.Task[Any], future: Future[Any], name: str) -> None:
         future.set_exception(UsageError(f"the store was closed during {name}"))
 
 
-class Bridged(_Delegate):
+class Bridged(Delegate):
     """A backend that suspends, for stepped callers: one background thread runs an event loop for it.
 
     ``backend`` must not be used by anybody else: what belongs to an event loop belongs to that one loop. Refuses in a

@@ -18,15 +18,12 @@ _STATES: Final = ("active", "not entered yet", "doomed", "already committed", "a
 
 
 class Attempted:
-    """State, error and calls of one attempt."""
+    """State, error and calls of one attempt. Defaults are the class's, so that an attempt pays for what it uses."""
 
-    __slots__ = ("calls", "error", "id", "last_call", "state")
-
-    id: int
-    state: int
-    error: BaseException | None
-    last_call: Any
-    calls: list[Any] | None
+    state: int = ACTIVE
+    error: BaseException | None = None
+    last_call: Any = None
+    calls: list[Any] | None = None
 
     def refuse(self, call: str) -> NoReturn:
         """Raises `UsageError` for a call that the state does not allow."""

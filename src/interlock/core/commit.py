@@ -34,6 +34,7 @@ from interlock.model import (
     Put,
     Reply,
     Span,
+    Version,
     Write,
 )
 
@@ -44,17 +45,20 @@ _REPAIRS = 100
 class Replay(BaseException):
     """The record of an idempotency key is there: the work was done before. Never leaves the library."""
 
-    def __init__(self, result: Any) -> None:
+    def __init__(self, result: Any, transaction_id: str) -> None:
         super().__init__()
         self.result = result
+        self.transaction_id = transaction_id
 
 
 async def commit(txn: Transaction) -> Reply | None:
     """Validate and apply; None for a read-only transaction. Raises what refused it; then nothing was written."""
-    txn.settle_calls()
-    if txn.state == DOOMED:
-        txn.raise_doom()
-    if txn.state != ACTIVE:
+    last = txn.last_call
+    if txn.calls is not None or (last is not None and last.cr_frame is not None):
+        txn.settle_calls()
+    if txn.state:
+        if txn.state == DOOMED:
+            txn.raise_doom()
         txn.refuse("commit")
     try:
         if not (txn.writes or txn.records or txn.clears or txn.chains):
@@ -62,11 +66,13 @@ async def commit(txn: Transaction) -> Reply | None:
             return None
         txn.engine.check_generation(txn.generation)
         for space in txn.spaces():
-            if space.foreign_invariants and _writes_to(txn, space):
+            if space.ruled and _writes_to(txn, space):
                 space.admit_writer()
-            if space.invariants and _writes_to(txn, space):
                 await _check_invariants(txn, space)
-        txn.check_time()
+        if txn.deadline is not None:
+            txn.check_time()
+        if txn.token is None:
+            await txn.need_token()
         txn.reply = await _send(txn)
         txn.state = COMMITTED
         return txn.reply
@@ -116,14 +122,13 @@ class _Sending:
 
 
 async def _send(txn: Transaction) -> Reply:
-    if txn.token is None:
-        await txn.need_token()
     sending = _prepare(txn)
     for _ in range(_REPAIRS):
-        request = await _request(sending)
+        request = _plain_request(txn) if sending is None else await _request(sending)
         try:
             reply = await txn.backend.commit(request)
         except CommitRefused as refused:
+            sending = sending or _Sending(txn, {}, {}, {}, [])
             if not await _repair(sending, refused, request):
                 raise txn.conflict(refused.clashes) from None
         except (BoundBroken, MergeRefused) as refused:
@@ -131,13 +136,59 @@ async def _send(txn: Transaction) -> Reply:
         except DuplicateTransaction as duplicate:
             raise _fenced(txn, duplicate) from None
         else:
-            for space, put in sending.published:
-                space.learn(Entry(reply.version, put.value))
+            if sending is not None:
+                for space, put in sending.published:
+                    space.learn(Entry(reply.version, put.value))
             return reply
     raise ConflictError("the rules or merged values of this commit changed again and again; try later")
 
 
-def _prepare(txn: Transaction) -> _Sending:
+def _plain_request(txn: Transaction) -> CommitRequest:
+    """The request of a transaction that wrote only what its `writes` say: nearly every one."""
+    if txn.touched is None and txn.home is not None:
+        guards = {txn.home.rules_key: txn.home.expected_rules}
+    else:
+        guards = {space.rules_key: space.expected_rules for space in txn.spaces()}
+    return _assemble(txn, txn.writes, guards)
+
+
+def _assemble(txn: Transaction, writes: dict[Key, Write], guards: dict[Key, Expectation]) -> CommitRequest:
+    mode, read = txn.mode, txn.reads
+    observed: dict[Key, Version | None] | None = None
+    if mode == modes.SERIALIZABLE:
+        reads: dict[Key, Expectation] = {}
+        for key, entry in read.items():
+            if entry is None:
+                reads[key] = ABSENT
+            elif entry.value is None:
+                reads[key] = ABSENT
+                observed = observed or {}
+                observed[key] = entry.version
+            else:
+                reads[key] = entry.version
+    else:
+        reads = modes.read_expectations(mode, read, txn.writes, txn.invariant_reads or ())
+        observed = modes.observed_reads(read, reads)
+    spans: tuple[Span, ...] = ()
+    if txn.spans is not None:
+        spans = modes.validated_spans(mode, txn.spans, txn.invariant_spans or ())
+    limits = txn.backend.limits
+    if len(writes) > limits.writes or len(reads) > limits.reads or txn.size_bytes > limits.commit_bytes or spans:
+        _check_limits(txn, len(writes), len(reads), len(spans))
+    token, operation = txn.token, txn.operation
+    assert token is not None
+    return CommitRequest(
+        txn.id, txn.agent, txn.isolation, token, reads, writes, guards, spans,
+        () if txn.clears is None else tuple(txn.clears),
+        None if operation is None else idempotency.operation_name(operation),
+        txn.run_id, txn.attempt, observed,
+    )  # fmt: skip
+
+
+def _prepare(txn: Transaction) -> _Sending | None:
+    """What has to be kept between repairs; None where there is nothing of the kind."""
+    if txn.records is None and txn.chains is None and not any(space.pending for space in txn.spaces()):
+        return None
     sending = _Sending(txn, {}, {}, {}, [])
     for key, record in (txn.records or {}).items():
         fingerprint = record.fingerprint
@@ -175,27 +226,19 @@ async def _request(sending: _Sending) -> CommitRequest:
         writes.update((space.rules_key, put) for space, put in sending.published)
         if txn.chains:
             await _compute_chains(txn, writes, guards)
-    reads = modes.read_expectations(txn.mode, txn.reads, txn.writes, txn.invariant_reads or ())
-    observed = None
-    if txn.mode < modes.OPTIMISTIC or ABSENT in reads.values():
-        observed = modes.observed_reads(txn.reads, reads)
-    spans: tuple[Span, ...] = ()
-    if txn.spans is not None:
-        spans = modes.validated_spans(txn.mode, txn.spans, txn.invariant_spans or ())
-    _check_limits(txn, len(writes), len(reads), len(spans))
-    token, clears = txn.token, tuple(txn.clears or ())
-    assert token is not None
-    return CommitRequest(
-        txn.id, txn.agent, txn.isolation, token, reads, writes, guards, spans, clears, txn.operation, txn.run_id,
-        txn.attempt, observed,
-    )  # fmt: skip
+    return _assemble(txn, writes, guards)
 
 
 def _check_limits(txn: Transaction, writes: int, reads: int, spans: int) -> None:
     limits = txn.backend.limits
-    if writes <= limits.writes and reads <= limits.reads and spans <= limits.spans and txn.bytes <= limits.commit_bytes:
+    if (
+        writes <= limits.writes
+        and reads <= limits.reads
+        and spans <= limits.spans
+        and txn.size_bytes <= limits.commit_bytes
+    ):
         return
-    counts = (("writes", writes), ("reads", reads), ("spans", spans), ("commit_bytes", txn.bytes))
+    counts = (("writes", writes), ("reads", reads), ("spans", spans), ("commit_bytes", txn.size_bytes))
     for name, found in counts:
         allowed: int = getattr(limits, name)
         if found > allowed:
@@ -242,5 +285,5 @@ async def _replay(sending: _Sending, found: list[Key]) -> None:
             sending.record_expectations[key] = modes.expectation(entry)
             continue
         record = (sending.txn.records or {})[key]
-        idempotency.check_fingerprint(stored[0], sending.fingerprints[key], record.idempotency_key)
-        raise Replay(stored[1])
+        idempotency.check_fingerprint(stored.fingerprint, sending.fingerprints[key], record.idempotency_key)
+        raise Replay(stored.result, stored.transaction_id)

@@ -75,7 +75,7 @@ class Engine:
         self.closed = False
         self._spaces: dict[str, Space] = {}
         self._resources: dict[tuple[str, Any], Resource] = {}
-        self._since_compaction = 0
+        self.commits = 0
 
     def new_id(self) -> int:
         """A transaction id: 48 bits of milliseconds, then 80 random bits, so that ids are roughly in order of time."""
@@ -148,10 +148,10 @@ class Engine:
     async def housekeep(self) -> None:
         """Count a commit; compact a batch when it is time. A failure is logged, never raised: the commit has
         happened."""
-        self._since_compaction += 1
-        if self._since_compaction < HOUSEKEEPING_COMMITS:
+        self.commits += 1
+        if self.commits < HOUSEKEEPING_COMMITS:
             return
-        self._since_compaction = 0
+        self.commits = 0
         try:
             await self.compact(HOUSEKEEPING_LIMIT)
         except UnsupportedError:

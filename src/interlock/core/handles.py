@@ -186,7 +186,7 @@ def prepare(session: Handle, resource: Resource | None, chosen: Any) -> None:
     fingerprint = None
     if chosen.idempotency_fingerprint is not None:
         fingerprint = idempotency.given_fingerprint(chosen.idempotency_fingerprint)
-    record = idempotency.Record(key, fingerprint, None, txn.engine.idempotency_ttl_seconds)
+    record = idempotency.Record(key, fingerprint, None, txn.engine.idempotency_ttl_seconds, transaction_text(txn.id))
     txn.records = {**(txn.records or {}), idempotency.record_key(name, idempotency.SESSION, key): record}
 
 

@@ -45,16 +45,17 @@ class Record:
     fingerprint: bytes | None
     result: Any
     ttl_seconds: float
+    transaction_id: str
 
     def put(self, fingerprint: bytes) -> Put:
         """The write. Raises `ValueRefusedError` if the result cannot be stored."""
         try:
-            frozen = codec.freeze((fingerprint, self.result))
+            frozen = codec.freeze((fingerprint, self.transaction_id, self.result))
         except (ValueRefusedError, LimitExceededError) as error:
             raise ValueRefusedError(
                 "what the function returns is kept with its idempotency key, and this cannot be stored: "
                 f"{error.args[0]}",
-                path=getattr(error, "path", "$").replace("$[1]", "$", 1),
+                path=getattr(error, "path", "$").replace("$[2]", "$", 1),
             ) from error
         return Put(frozen, ttl_seconds=self.ttl_seconds, listed=False)
 
@@ -65,15 +66,23 @@ def record_key(resource_name: str, operation: str, idempotency_key: str) -> Key:
     return keys.SYSTEM + b"idem" + hashlib.blake2b(scope, digest_size=24).digest()
 
 
-def read_record(entry: Entry | None, at: float) -> tuple[bytes, Any] | None:
-    """The fingerprint and result of a record; None where there is none or it has expired."""
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A record as it was found."""
+
+    fingerprint: bytes
+    transaction_id: str
+    result: Any
+
+
+def read_record(entry: Entry | None, at: float) -> Stored | None:
+    """A record as it is stored; None where there is none or it has expired."""
     if entry is None or entry.value is None or (entry.expires_at is not None and entry.expires_at <= at):
         return None
     try:
-        fingerprint, result = codec.thaw(entry.value)
-    except ValueError as error:
+        return Stored(*codec.thaw(entry.value))
+    except (ValueError, TypeError) as error:
         raise BackendCorruptError(f"an idempotency record cannot be read: {error}") from error
-    return fingerprint, result
 
 
 def check_fingerprint(stored: bytes, wanted: bytes, idempotency_key: str) -> None:

@@ -45,6 +45,7 @@ class Chosen:
 
 
 DEFAULTS: Final = Chosen()
+NONE_GIVEN: Final[dict[str, Any]] = {}
 _NAMES: Final = frozenset(Chosen.__dataclass_fields__)
 
 

@@ -26,33 +26,42 @@ _SETTLE_SECONDS = 30.0
 class Retrying:
     """Counts attempts, judges failures, waits, settles lost replies."""
 
-    __slots__ = ("attempt", "chosen", "deadline", "engine", "home", "hot", "last", "memos", "policy", "started")
+    attempt: int = 0
+    started: float = 0.0
+    deadline: float | None = None
+    hot: Key | None = None
+    last: InterlockError | None = None
+    memos: dict[Any, Any] | None = None
 
     def __init__(self, engine: Engine, home: Resource | None, chosen: Chosen) -> None:
         self.engine = engine
         self.home = home
         self.chosen = chosen
-        self.policy: RetryPolicy = chosen.retry or engine.retry
-        self.attempt = 0
-        self.started = 0.0
-        self.deadline: float | None = None
-        self.hot: Key | None = None
-        self.last: InterlockError | None = None
-        self.memos: dict[Any, Any] | None = None
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """The policy of the call, or of the store."""
+        return self.chosen.retry or self.engine.retry
+
+    def first(self) -> Transaction:
+        """The transaction of the first attempt; starts the clocks."""
+        txn = self.engine.start(self.home, self.chosen, None)
+        self.attempt = 1
+        self.deadline = txn.deadline
+        return txn
 
     async def begin(self) -> Transaction:
-        """The transaction of the next attempt; the first one starts the clocks. After a conflict on a key it first
-        waits its turn at the key's gate."""
+        """The transaction of the next attempt. After a conflict on a key it first waits its turn at the key's gate."""
+        if not self.attempt:
+            return self.first()
         txn = self.engine.start(self.home, self.chosen, None)
         self.attempt += 1
         txn.attempt = self.attempt
-        if txn.deadline is not None:
-            self.deadline = txn.deadline = self.deadline or txn.deadline
-        if self.attempt > 1:
-            txn.memos = self.memos
-            if self.hot is not None:
-                hot, self.hot = self.hot, None
-                await txn.queue_for(hot)
+        txn.deadline = self.deadline
+        txn.memos = self.memos
+        if self.hot is not None:
+            hot, self.hot = self.hot, None
+            await txn.queue_for(hot)
         return txn
 
     def judge(self, error: BaseException, txn: Transaction) -> None:

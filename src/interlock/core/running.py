@@ -13,21 +13,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from types import CoroutineType
 from typing import Any, Generic
 
+import msgspec
 from typing_extensions import TypeVar
 
 from interlock.core import idempotency
 from interlock.core.commit import Replay, commit
 from interlock.core.cursors import cursor_of
-from interlock.core.engine import Engine
+from interlock.core.engine import HOUSEKEEPING_COMMITS, Engine
 from interlock.core.idempotency import Record
-from interlock.core.options import Chosen
+from interlock.core.options import DEFAULTS, Chosen
 from interlock.core.refusals import transaction_text
 from interlock.core.retrying import Retrying
 from interlock.core.space import Resource
-from interlock.core.transaction import Transaction
+from interlock.core.transaction import Transaction, current
 from interlock.core.writing import Mark
 from interlock.errors import CommitUnknownError, UsageError
 from interlock.model import Key
@@ -35,12 +36,12 @@ from interlock.model import Key
 T_co = TypeVar("T_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Committed(Generic[T_co]):
+class Committed(msgspec.Struct, Generic[T_co], frozen=True):
     """A transaction that was done: what its function returned, and how.
 
     ``attempts`` counts the runs of the function (0 for a replay); ``replayed``: the work had been done before under the
-    same idempotency key; ``cursor`` is the place in the feed just behind it (None for a read-only one or a replay)."""
+    same idempotency key, by ``transaction_id``; ``cursor`` is the place in the feed just behind it (None for a
+    transaction that only read, and for a replay)."""
 
     value: T_co
     transaction_id: str
@@ -50,9 +51,12 @@ class Committed(Generic[T_co]):
 
 
 class Running(Retrying):
-    """One call of `run`."""
+    """One call of `run`. After `run`: ``value``, and what `detailed` makes of the last attempt."""
 
-    __slots__ = ("arguments", "fingerprint", "fn", "handle", "named", "record")
+    record: Key | None = None
+    fingerprint: bytes = b""
+    replay: Replay | None = None
+    txn: Transaction | None = None
 
     def __init__(
         self,
@@ -62,21 +66,21 @@ class Running(Retrying):
         handle: Callable[[Transaction, Resource | None], Any],
         fn: Callable[..., Any],
         arguments: tuple[Any, ...],
-        named: dict[str, Any],
+        named: dict[str, Any] | None = None,
     ) -> None:
-        if not callable(fn):
-            raise UsageError(f"run takes a function and its arguments, not {type(fn).__name__}")
-        super().__init__(engine, home, chosen)
+        self.engine = engine
+        self.home = home
+        self.chosen = chosen
         self.handle = handle
         self.fn = fn
         self.arguments = arguments
-        self.named = named
-        self.record: Key | None = None
-        self.fingerprint = b""
+        self.named = named or {}
 
-    async def run(self) -> Committed[Any]:
-        """Join the transaction that is open in this task, or make attempts until one commits."""
+    async def run(self) -> Any:
+        """Join the transaction that is open in this task, or make attempts until one commits; the function's result."""
         chosen, engine = self.chosen, self.engine
+        if chosen is DEFAULTS and current.get() is None:
+            return await self._attempts()
         parent = engine.parent(detached=chosen.detached, isolation=chosen.isolation)
         key = chosen.idempotency_key
         if key is not None:
@@ -92,6 +96,15 @@ class Running(Retrying):
         finally:
             engine.keys_in_use.leave(record)
 
+    def detailed(self, value: Any) -> Committed[Any]:
+        """What `run` has done, after it."""
+        if self.replay is not None:
+            return Committed(value, self.replay.transaction_id, self.attempt - 1, True, None)
+        txn = self.txn
+        assert txn is not None
+        cursor = None if txn.reply is None else cursor_of(txn.reply.token)
+        return Committed(value, transaction_text(txn.id), self.attempt, False, cursor)
+
     def _identify(self, key: str, parent: Transaction | None) -> None:
         name = "" if self.home is None else self.home.space.name
         self.record = idempotency.record_key(name, idempotency.operation_name(self.fn), key)
@@ -101,82 +114,87 @@ class Running(Retrying):
         agent = self.chosen.agent or (parent.agent if parent is not None else self.engine.agent) or ""
         self.fingerprint = idempotency.call_fingerprint(agent, self.fn, self.arguments, self.named)
 
-    async def _attempts(self) -> Committed[Any]:
+    async def _attempts(self) -> Any:
+        engine = self.engine
+        value: Any = None
         while True:
-            done = await self._one_attempt()
-            if done is not None:
-                return done
+            txn = self.txn = await self.begin() if self.attempt else self.first()
+            txn.operation = self.fn
+            txn.context = current.set(txn)
+            try:
+                if self.record is not None:
+                    await self._look_up(txn, self.record)
+                value = self.fn(self.handle(txn, self.home), *self.arguments, **self.named)
+                if type(value) is CoroutineType and engine.runtime.suspends:
+                    value = await value
+                else:
+                    value = await self._other_colour(value)
+                if self.record is not None:
+                    self._add_record(txn, self.record, value)
+                if await commit(txn) is not None:
+                    engine.commits += 1
+                    if engine.commits >= HOUSEKEEPING_COMMITS:
+                        await engine.housekeep()
+                return value
+            except Replay as replay:
+                txn.rollback()
+                self.replay = replay
+                return replay.result
+            except CommitUnknownError as unknown:
+                if await self.settle(txn, unknown):
+                    return value
+            except BaseException as error:
+                txn.rollback()
+                self.judge(error, txn)
+            finally:
+                txn.leave_context()
             await self.pause()
 
-    async def _one_attempt(self) -> Committed[Any] | None:
-        """None after a failure that allows another attempt."""
-        txn = await self.begin()
-        txn.operation = idempotency.operation_name(self.fn)
-        txn.enter_context()
-        value: Any = None
-        try:
-            if self.record is not None:
-                await self._look_up(txn, self.record)
-            value = await self._call(txn)
-            self._add_record(txn, value)
-            reply = await commit(txn)
-        except Replay as replay:
-            txn.rollback()
-            return Committed(replay.result, transaction_text(txn.id), self.attempt - 1, True, None)
-        except CommitUnknownError as unknown:
-            if not await self.settle(txn, unknown):
-                return None
-            return Committed(value, transaction_text(txn.id), self.attempt, False, None)
-        except BaseException as error:
-            txn.rollback()
-            self.judge(error, txn)
-            return None
-        finally:
-            txn.leave_context()
-        cursor = None
-        if reply is not None:
-            cursor = cursor_of(reply.token)
-            await self.engine.housekeep()
-        return Committed(value, transaction_text(txn.id), self.attempt, False, cursor)
+    async def _other_colour(self, value: Any) -> Any:
+        """What a function returned that is not a plain coroutine on an event loop."""
+        suspends = self.engine.runtime.suspends
+        if hasattr(value, "__await__"):
+            if suspends:
+                return await value
+            if inspect.iscoroutine(value):
+                value.close()
+            raise UsageError(f"{self.fn!r} is an async function; use interlock instead of interlock.sync")
+        if suspends:
+            raise UsageError(f"{self.fn!r} is not an async function; write `async def`, or use interlock.sync")
+        return value
 
     async def _look_up(self, txn: Transaction, record: Key) -> None:
         reading = await txn.backend.read((record,))
         txn.token = reading.token
         stored = idempotency.read_record(reading.entries[0], reading.at)
         if stored is not None:
-            idempotency.check_fingerprint(stored[0], self.fingerprint, self.chosen.idempotency_key or "")
-            raise Replay(stored[1])
+            idempotency.check_fingerprint(stored.fingerprint, self.fingerprint, self.chosen.idempotency_key or "")
+            raise Replay(stored.result, stored.transaction_id)
 
-    async def _call(self, txn: Transaction) -> Any:
-        value = self.fn(self.handle(txn, self.home), *self.arguments, **self.named)
-        if hasattr(value, "__await__"):
-            if self.engine.runtime.suspends:
-                return await value
-            if inspect.iscoroutine(value):
-                value.close()
-            raise UsageError(f"{self.fn!r} is an async function; use interlock instead of interlock.sync")
-        if self.engine.runtime.suspends:
-            raise UsageError(f"{self.fn!r} is not an async function; write `async def`, or use interlock.sync")
-        return value
+    def _add_record(self, txn: Transaction, record: Key, value: Any) -> None:
+        key, ttl_seconds = self.chosen.idempotency_key or "", self.engine.idempotency_ttl_seconds
+        made = Record(key, self.fingerprint, value, ttl_seconds, transaction_text(txn.id))
+        txn.records = {**(txn.records or {}), record: made}
 
-    def _add_record(self, txn: Transaction, value: Any) -> None:
-        if self.record is not None:
-            key, ttl_seconds = self.chosen.idempotency_key or "", self.engine.idempotency_ttl_seconds
-            txn.records = {**(txn.records or {}), self.record: Record(key, self.fingerprint, value, ttl_seconds)}
-
-    async def _nested(self, parent: Transaction) -> Committed[Any]:
+    async def _nested(self, parent: Transaction) -> Any:
         """Run as part of the open transaction; an error that its caller catches takes back only this part."""
+        self.txn, self.attempt = parent, 1
         mark = Mark(parent)
         try:
             if self.record is not None:
                 reading = await parent.backend.read((self.record,))
                 stored = idempotency.read_record(reading.entries[0], reading.at)
                 if stored is not None:
-                    idempotency.check_fingerprint(stored[0], self.fingerprint, self.chosen.idempotency_key or "")
-                    return Committed(stored[1], transaction_text(parent.id), 0, True, None)
-            value = await self._call(parent)
-            self._add_record(parent, value)
+                    idempotency.check_fingerprint(
+                        stored.fingerprint, self.fingerprint, self.chosen.idempotency_key or ""
+                    )
+                    self.replay = Replay(stored.result, stored.transaction_id)
+                    return stored.result
+            value = self.fn(self.handle(parent, self.home), *self.arguments, **self.named)
+            value = await self._other_colour(value)
+            if self.record is not None:
+                self._add_record(parent, self.record, value)
+            return value
         except BaseException:
             mark.restore()
             raise
-        return Committed(value, transaction_text(parent.id), 1, False, None)

@@ -33,9 +33,9 @@ class Space:
     """A named keyspace of one store object, with its rules as far as this process knows them."""
 
     __slots__ = (
-        "_cache",
         "_declared_floor",
         "_published",
+        "cache",
         "engine",
         "expected_rules",
         "floor",
@@ -45,6 +45,7 @@ class Space:
         "name",
         "pending",
         "prefix",
+        "ruled",
         "rules_key",
     )
 
@@ -61,16 +62,17 @@ class Space:
         self.foreign_invariants: frozenset[str] = frozenset()
         self._declared_floor = modes.NONE
         self._published: tuple[int, frozenset[str]] = (modes.NONE, frozenset())
-        self._cache: dict[str, Key] = {}
+        self.cache: dict[str, Key] = {}
+        self.ruled = False
 
     def encode(self, key: Any) -> Key:
         """The stored key. Only texts are cached: ("a", 1) and ("a", True) are equal to a dict."""
         if type(key) is str:
-            found = self._cache.get(key)
+            found = self.cache.get(key)
             if found is None:
-                if len(self._cache) >= _KEY_CACHE:
-                    self._cache.clear()
-                found = self._cache[key] = self.prefix + keys.encode(key)
+                if len(self.cache) >= _KEY_CACHE:
+                    self.cache.clear()
+                found = self.cache[key] = self.prefix + keys.encode(key)
             return found
         return self.prefix + keys.encode(key)
 
@@ -107,6 +109,7 @@ class Space:
         self.floor = max(floor, self._declared_floor)
         self.foreign_invariants = names - self.invariants.keys()
         self.pending = self._declared_floor > floor or not names.issuperset(self.invariants)
+        self.ruled = self.pending or bool(self.invariants) or bool(self.foreign_invariants)
 
     def learn(self, entry: Entry | None) -> None:
         """Take over the rules that the store holds."""

@@ -19,6 +19,7 @@ snapshot (read-only transactions never abort) and fails when it first writes.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextvars import ContextVar
 from contextvars import Token as ContextToken
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -44,6 +45,7 @@ from interlock.model import (
     Reply,
     Span,
     Token,
+    TransactionId,
     Write,
 )
 
@@ -97,44 +99,29 @@ Step = Operation | Custom
 class Transaction(Attempted):
     """The state of one attempt. Not for users: `AgentSession` is."""
 
-    __slots__ = (
-        "agent",
-        "attempt",
-        "backend",
-        "bytes",
-        "chains",
-        "clears",
-        "context",
-        "deadline",
-        "engine",
-        "gate",
-        "generation",
-        "home",
-        "invariant_reads",
-        "invariant_spans",
-        "isolation",
-        "memos",
-        "mode",
-        "operation",
-        "reads",
-        "records",
-        "replayed",
-        "reply",
-        "run_id",
-        "spans",
-        "stale",
-        "token",
-        "touched",
-        "unchecked",
-        "writes",
-    )
+    attempt: int = 1
+    size_bytes: int = 0
+    chains: dict[Key, list[Step]] | None = None
+    clears: list[Span] | None = None
+    context: ContextToken[Transaction | None] | None = None
+    deadline: float | None = None
+    gate: Key | None = None
+    invariant_reads: set[Key] | None = None
+    invariant_spans: list[Span] | None = None
+    memos: dict[Any, Any] | None = None
+    operation: Callable[..., Any] | None = None
+    records: dict[Key, Record] | None = None
+    replayed: bool = False
+    reply: Reply | None = None
+    run_id: str | None = None
+    spans: list[Span] | None = None
+    stale: tuple[Clash, ...] | None = None
+    token: Token | None = None
+    touched: list[Space] | None = None
+    unchecked: list[Space] | None = None
+    _id: int = 0
 
     def __init__(self, engine: Engine, home: Space | None, agent: str, isolation: str, mode: int) -> None:
-        self.id = engine.new_id()
-        self.state = ACTIVE
-        self.error = None
-        self.last_call = None
-        self.calls = None
         self.engine = engine
         self.backend = engine.backend
         self.home = home
@@ -143,30 +130,18 @@ class Transaction(Attempted):
         self.mode = mode
         self.reads: dict[Key, Entry | None] = {}
         self.writes: dict[Key, Write] = {}
-        self.token: Token | None = None
         self.generation = _generation
-        self.touched: list[Space] | None = None
-        self.unchecked: list[Space] | None = None
-        self.spans: list[Span] | None = None
-        self.clears: list[Span] | None = None
-        self.chains: dict[Key, list[Step]] | None = None
-        self.records: dict[Key, Record] | None = None
-        self.invariant_reads: set[Key] | None = None
-        self.invariant_spans: list[Span] | None = None
-        self.stale: tuple[Clash, ...] | None = None
-        self.gate: Key | None = None
-        self.context: ContextToken[Transaction | None] | None = None
-        self.memos: dict[Any, Any] | None = None
-        self.operation: str | None = None
-        self.run_id: str | None = None
-        self.attempt = 1
-        self.deadline: float | None = None
-        self.replayed = False
-        self.reply: Reply | None = None
-        self.bytes = 0
-        if home is not None and mode < modes.SERIALIZABLE:
+        if mode < modes.SERIALIZABLE and home is not None:
             home.admit(mode, isolation)
             self.unchecked = [home]
+
+    @property
+    def id(self) -> TransactionId:
+        """The transaction's id; made when it is first needed, which a read-only transaction never does."""
+        number = self._id
+        if not number:
+            number = self._id = self.engine.new_id()
+        return number
 
     # -- where it stands ---------------------------------------------------------------------------------------------
     def enter_context(self) -> None:
@@ -229,9 +204,10 @@ class Transaction(Attempted):
         if self.state:
             self.refuse("read")
         try:
-            if resource.space is not self.home:
-                self.touch(resource.space)
-            raw = resource.encode(key)
+            space = resource.space
+            if space is not self.home:
+                self.touch(space)
+            raw = (space.cache.get(key) if type(key) is str else None) or space.encode(key)
             entry = self.reads.get(raw, MISSING)
             if (self.writes or self.clears) and (own := self.own(raw)) is not MISSING:
                 value = own

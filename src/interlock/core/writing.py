@@ -34,7 +34,7 @@ async def write(txn: Transaction, resource: Resource, key: Any, value: Any) -> N
 def put(txn: Transaction, raw: Key, frozen: bytes) -> None:
     """Decide a key's value."""
     txn.writes[raw] = Put(frozen)
-    txn.bytes += len(frozen)
+    txn.size_bytes += len(frozen)
     if txn.chains is not None:
         txn.chains.pop(raw, None)
 
@@ -186,7 +186,7 @@ def _note_step(txn: Transaction, raw: Key, step: Step) -> None:
     else:
         earlier_operations = before.operations if type(before) is Merge else ()
         txn.writes[raw] = Merge(merges.fold((*earlier_operations, step)))
-        txn.bytes += len(step.operand)
+        txn.size_bytes += len(step.operand)
 
 
 class Mark:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from interlock.demo import shop
-from interlock.demo.messages import Acknowledged, Job
+from interlock.demo.messages import Job
 from interlock.demo.orders import Export, Order, read_export, read_stock
 from interlock.demo.supervisor import DemoError, Gathered, run_column
 from interlock.demo.truth import Truth, Verdict, judge, truth_of
@@ -80,7 +80,9 @@ class DemoOptions:
 class ColumnResult:
     """What came of one column. ``failures`` are errors of deliveries that could not be processed, each a sentence.
 
-    ``p50_seconds`` and ``p99_seconds`` are of deliveries that were applied, thinking and retries included."""
+    ``conflicts``: runs of the function that were lost to another agent's commit; ``retries``: runs after a delivery's
+    first. ``replays``: deliveries of an order that was done before, answered with its entry. ``p50_seconds`` and
+    ``p99_seconds`` are of deliveries that were applied, thinking and retries included."""
 
     name: str
     safe: bool
@@ -247,8 +249,8 @@ def _result(column: Column, gathered: Gathered, verdict: Verdict, decisions: Cou
         orders_sold=decisions[True],
         orders_refused=decisions[False],
         commits=len(applied),
-        conflicts=_conflicts(gathered.acknowledged),
-        retries=sum(message.attempts - 1 for message in gathered.acknowledged),
+        conflicts=sum(message.lost for message in gathered.acknowledged),
+        retries=sum(max(0, message.runs - 1) for message in gathered.acknowledged),
         replays=len(gathered.acknowledged) - len(applied),
         contradictions=len(gathered.contradicted),
         failures=tuple(f"line {failed.line}: {failed.error}" for failed in gathered.failed),
@@ -258,10 +260,6 @@ def _result(column: Column, gathered: Gathered, verdict: Verdict, decisions: Cou
         p50_seconds=percentile(times, 50),
         p99_seconds=percentile(times, 99),
     )
-
-
-def _conflicts(acknowledged: list[Acknowledged]) -> int:
-    return sum(message.attempts - 1 for message in acknowledged)
 
 
 def percentile(ordered: list[float], percent: float) -> float:

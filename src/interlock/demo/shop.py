@@ -65,13 +65,10 @@ async def sell(
 
 def open_shop(url: str, prefix: str, opening: Mapping[str, int]) -> None:
     """Put the opening stock on the shelves, in one transaction."""
-
-    def fill(session: interlock.sync.AgentSession[Any]) -> None:
-        for article, units in opening.items():
-            session.write(article, units)
-
     with interlock.sync.open(url, agent="supervisor") as store:
-        store.resource(f"{prefix}-stock").run(fill)
+        with store.resource(f"{prefix}-stock").session() as session:
+            for article, units in opening.items():
+                session.write(article, units)
 
 
 def close_shop(url: str, prefix: str) -> Shop:
@@ -80,7 +77,7 @@ def close_shop(url: str, prefix: str) -> Shop:
         stock, ledger, till = (store.resource(f"{prefix}-{name}") for name in ("stock", "ledger", "till"))
         with ledger.session() as session:
             return Shop(
-                stock=dict(session.on(stock).scan()),
-                ledger={article: tuple(Entry(**entry) for entry in page) for article, page in session.scan()},
-                till=dict(session.on(till).scan()),
+                stock={str(article): units for article, units in session.on(stock).scan()},
+                ledger={str(article): tuple(Entry(**entry) for entry in page) for article, page in session.scan()},
+                till={str(currency): minor for currency, minor in session.on(till).scan()},
             )

@@ -81,7 +81,8 @@ class Agent:
         if entry.quantity != order.quantity or entry.total_minor != order.total_minor:
             return Contradicted(order.line)
         applied = not done.replayed and entry.transaction == done.transaction_id
-        return Acknowledged(order.line, entry, applied, done.attempts, seconds)
+        lost = done.attempts if done.replayed else done.attempts - 1
+        return Acknowledged(order.line, entry, applied, done.attempts, lost, seconds)
 
 
 async def work(job: Job) -> None:
