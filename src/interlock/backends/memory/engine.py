@@ -22,8 +22,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from interlock.backends.memory.compaction import compact
-from interlock.backends.memory.judging import holds_plainly, judge
+from interlock.backends.memory.judging import judge
 from interlock.backends.memory.performing import fetched, perform
+from interlock.backends.memory.plain import commit_plainly
 from interlock.backends.memory.state import State
 from interlock.errors import UsageError
 from interlock.model import (
@@ -60,7 +61,12 @@ class Engine:
             entries = [get(key) for key in keys]
             token = state.token
             if at is None or at is token:
-                return Reading(entries, token, state.time())
+                now = state.clock()
+                if now < state.last_time:
+                    now = state.last_time
+                else:
+                    state.last_time = now
+                return Reading(entries, token, now)
             position = state.position_of(at)
             if position < token.position:
                 for entry in entries:
@@ -106,19 +112,21 @@ class Engine:
     def commit(self, request: CommitRequest) -> Reply:
         """Validate, then apply."""
         state = self.state
-        with state.lock:
-            if state.pending is not None:
-                state.apply(*state.pending)
-            now = state.time()
-            tombstones = None if holds_plainly(state, request) else judge(state, request, now)
-            if not request.writes and not request.clears:
-                return Reply(state.version, state.token, now, None, fetched(state, request))
-            reply = perform(state, request, now, tombstones)
-            waiters = state.waiters
+        waiters: list[Waiter] = []
+        try:
+            with state.lock:
+                if state.pending is not None:
+                    state.apply(*state.pending)
+                now = state.time()
+                tombstones = None if holds_plainly(state, request) else judge(state, request, now)
+                if not request.writes and not request.clears:
+                    return Reply(state.version, state.token, now, None, fetched(state, request))
+                reply = perform(state, request, now, tombstones)
+                if state.waiters:
+                    waiters, state.waiters = state.waiters, waiters
+        finally:
             if waiters:
-                state.waiters = []
-        if waiters:
-            wake_all(waiters)
+                wake_all(waiters)
         return reply
 
     def changes(self, since: Token | None, limit: int) -> tuple[list[Change], Token]:
@@ -164,15 +172,17 @@ class Engine:
     def compact(self, before: float, limit: int, random_bits: Callable[[int], int]) -> int:
         """Drop what is old, in one small batch."""
         state = self.state
-        with state.lock:
-            if state.pending is not None:
-                state.apply(*state.pending)
-            position = state.token.position
-            dropped = compact(state, before, limit, random_bits)
-            waiters = state.waiters if state.token.position > position else []
-            if waiters:
-                state.waiters = []
-        wake_all(waiters)
+        waiters: list[Waiter] = []
+        try:
+            with state.lock:
+                if state.pending is not None:
+                    state.apply(*state.pending)
+                position = state.token.position
+                dropped = compact(state, before, limit, random_bits)
+                if state.token.position > position:
+                    waiters, state.waiters = state.waiters, waiters
+        finally:
+            wake_all(waiters)
         return dropped
 
     def enlist(self, waiter: Waiter, since: Token) -> bool:

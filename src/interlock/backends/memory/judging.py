@@ -1,7 +1,6 @@
 """Whether a commit request holds against the newest state. Nothing here changes anything.
 
-`judge` is the whole rule. `holds_plainly` recognises in one flat loop the common request, whose snapshot and versions
-are all still the newest, and leaves everything else to `judge`.
+`judge` is the whole rule; `plain` recognises the common request before it comes here.
 """
 
 from __future__ import annotations
@@ -25,37 +24,6 @@ from interlock.model import (
 )
 
 _SHOWN_BYTES: Final = 1024
-
-
-def holds_plainly(state: State, request: CommitRequest) -> bool:
-    """Whether a request holds for the plainest reasons; False says nothing yet."""
-    transaction = request.transaction
-    if (
-        request.spans
-        or request.alive
-        or transaction in state.records
-        or transaction in state.fences
-        or transaction <= state.forgotten_fence
-    ):
-        return False
-    if request.snapshot is not state.token:
-        state.position_of(request.snapshot)
-    get = state.current.get
-    for key, expected in request.reads.items():
-        entry = get(key)
-        if entry is None:
-            if expected is not ABSENT:
-                return False
-        elif entry.version != expected or entry.value is None:
-            return False
-    for key, expected in request.guards.items():
-        entry = get(key)
-        if entry is None:
-            if expected is not ABSENT:
-                return False
-        elif entry.version != expected or entry.value is None:
-            return False
-    return True
 
 
 def judge(state: State, request: CommitRequest, now: float) -> dict[Key, Version] | None:
