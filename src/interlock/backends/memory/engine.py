@@ -117,11 +117,17 @@ class Engine:
             with state.lock:
                 if state.pending is not None:
                     state.apply(*state.pending)
-                now = state.time()
-                tombstones = None if holds_plainly(state, request) else judge(state, request, now)
-                if not request.writes and not request.clears:
-                    return Reply(state.version, state.token, now, None, fetched(state, request))
-                reply = perform(state, request, now, tombstones)
+                now = state.clock()
+                if now < state.last_time:
+                    now = state.last_time
+                else:
+                    state.last_time = now
+                reply = commit_plainly(state, request, now)
+                if reply is None:
+                    tombstones = judge(state, request, now)
+                    if not request.writes and not request.clears:
+                        return Reply(state.version, state.token, now, None, fetched(state, request))
+                    reply = perform(state, request, now, tombstones)
                 if state.waiters:
                     waiters, state.waiters = state.waiters, waiters
         finally:
