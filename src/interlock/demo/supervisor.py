@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import interlock
 from interlock.demo.messages import (
     GO,
     Acknowledged,
@@ -63,13 +64,17 @@ class Worker:
         self.finished = False
         self.killed = False
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 -- closed by `end`
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "interlock.demo.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._complaints,
-            env=_environment(),
-        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "interlock.demo.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._complaints,
+                env=_environment(),
+            )
+        except OSError:
+            self._complaints.close()
+            raise
         self._reader = threading.Thread(target=self._read, args=(inbox,), daemon=True)
         self._reader.start()
 
@@ -120,7 +125,7 @@ class Worker:
 
 def _environment() -> dict[str, str]:
     """The worker finds the same library that we run, from a checkout too."""
-    here = str(Path(__file__).resolve().parents[2])
+    here = str(Path(interlock.__file__).absolute().parents[1])
     known = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": here if not known else here + os.pathsep + known}
 
@@ -155,11 +160,12 @@ class _Column:
             except queue.Empty:
                 raise DemoError(f"the processes were not done after {limit_seconds:g} seconds") from None
             if isinstance(message, Ready):
-                self._check(message)
                 ready += 1
-                if self._running:
+                if self._running:  # a replacement: the others have sold meanwhile
                     worker.say(GO)
-                elif ready == len(self.workers):
+                    continue
+                self._check(message)
+                if ready == len(self.workers):
                     self._running, self._started = True, time.monotonic()
                     for each in self.workers:
                         each.say(GO)
