@@ -1,0 +1,1 @@
+"""Faults that others have met in public, as tests: see README.md."""

@@ -1,0 +1,266 @@
+"""What the tests of this folder share: four worlds, and the store objects that a test opens in them.
+
+A world is an engine (memory, SQLite) and a colour (async, sync). Each test body is written once, as an async
+function over the names of `interlock`. In an async world it is awaited on asyncio. In a sync world the very same body
+runs over `interlock.sync`, whose objects are lifted into awaitable ones that are ready at once, and is driven to its
+end by one ``send(None)``. A body therefore awaits nothing but stores, and gives way by `World.give_way`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import itertools
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+import pytest
+
+import interlock
+import interlock.sync
+from interlock.backends.memory import MemoryBackend
+from interlock.backends.sqlite import SQLiteBackend
+
+T = TypeVar("T")
+Body = Callable[..., Coroutine[Any, Any, None]]
+
+PATIENCE_SECONDS: Final = 60.0
+"""How long a test waits for something that should come at once."""
+
+_serial = itertools.count()
+
+
+def step(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Drive a coroutine that does not suspend to its end."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    coroutine.close()
+    raise AssertionError("a synchronous world has suspended")
+
+
+class Sunk:
+    """An async function of a test, as the plain function that the synchronous API takes.
+
+    It keeps the name, the signature and the closure of the original, which idempotency fingerprints look at."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, fn)
+        self.__closure__ = getattr(fn, "__closure__", None)
+        self.__code__ = getattr(fn, "__code__", None)
+        self._fn = fn
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sunk) and other._fn == self._fn
+
+    def __hash__(self) -> int:
+        return hash(self._fn)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return step(self._fn(*map(lift, args), **named))
+
+
+def sink(fn: Any) -> Any:
+    """A function for the synchronous API; what is not async stays as it is."""
+    if isinstance(fn, functools.partial):
+        return functools.partial(sink(fn.func), *fn.args, **fn.keywords)
+    return Sunk(fn) if inspect.iscoroutinefunction(fn) else fn
+
+
+_LIFTED: Final = (
+    interlock.sync.Store,
+    interlock.sync.SharedResource,
+    interlock.sync.AgentView,
+    interlock.sync.Attempt,
+    interlock.sync.TransactionLog,
+)
+_PLAIN: Final = {"resource", "on", "doom", "savepoint", "session", "require", "register_merge"}
+_ROWS: Final = {"scan", "history", "changes", "attempts"}
+
+
+def lift(value: Any) -> Any:
+    """An object of the synchronous API with the asynchronous one's colour; anything else as it is."""
+    return Lifted(value) if isinstance(value, _LIFTED) else value
+
+
+class Lifted:
+    """See `lift`."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.inner, name)
+        if not callable(value):
+            return lift(value)
+        if name in _ROWS:
+            return lambda *args, **named: _rows(value, args, named)
+        if name in _PLAIN:
+            return lambda *args, **named: lift(value(*map(_bare, args), **named))
+        if name == "invariant":
+            return lambda rule, check: value(rule, sink(check))
+
+        async def call(*args: Any, **named: Any) -> Any:
+            return lift(value(*[sink(_bare(arg)) for arg in args], **named))
+
+        return call
+
+    async def __aenter__(self) -> Any:
+        return lift(self.inner.__enter__())
+
+    async def __aexit__(self, *error: Any) -> Any:
+        return self.inner.__exit__(*error)
+
+
+def _bare(value: Any) -> Any:
+    return value.inner if isinstance(value, Lifted) else value
+
+
+async def _rows(call: Callable[..., Iterator[Any]], args: Any, named: Any) -> AsyncIterator[Any]:
+    for row in call(*args, **named):
+        yield lift(row)
+
+
+class World:
+    """One engine in one colour, and the stores that a test opens there."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.engine, self.colour = name.split("-")
+        self.path = directory / "case.db"
+        self.url = f"memory://case-{next(_serial)}" if self.engine == "memory" else f"sqlite:///{self.path}"
+        self.awaits = self.colour == "async"
+        self._opened: list[Any] = []
+        self._runner: asyncio.Runner | None = None
+
+    def open(self, **settings: Any) -> Any:
+        """A store object; every one that is opened in this world sees the same data."""
+        return self._keep(self._colour.open(self.url, **{"agent": "tester", **settings}))
+
+    def over(self, backend: Any, **settings: Any) -> Any:
+        """A store object over a backend that the test has made."""
+        return self._keep(self._colour.Store(backend, **{"agent": "tester", **settings}))
+
+    def backend(self) -> Any:
+        """A new backend object of the world's data, to be wrapped."""
+        if self.engine == "memory":
+            return MemoryBackend(self.url.removeprefix("memory://"))
+        return SQLiteBackend(self.path)
+
+    @property
+    def _colour(self) -> Any:
+        return interlock if self.awaits else interlock.sync
+
+    def _keep(self, store: Any) -> Any:
+        self._opened.append(lift(store))
+        return self._opened[-1]
+
+    async def give_way(self) -> None:
+        """Let other tasks run, where there are any."""
+        if self.awaits:
+            await asyncio.sleep(0)
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end in this thread, in the way of this world."""
+        if not self.awaits:
+            return step(coroutine)
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(coroutine)
+
+    def thread(self, job: Callable[[], Coroutine[Any, Any, T]]) -> Thread[T]:
+        """A thread that runs a job with an event loop of its own, or by stepping."""
+        return Thread(lambda: asyncio.run(job()) if self.awaits else step(job()))
+
+    def together(self, count: int, job: Callable[[int], Coroutine[Any, Any, T]]) -> list[T]:
+        """Run ``job(0)``, ``job(1)`` ... in as many threads, begun at one moment; their results."""
+        barrier = threading.Barrier(count)
+
+        async def begin(number: int) -> T:
+            barrier.wait(PATIENCE_SECONDS)
+            return await job(number)
+
+        threads = [self.thread(functools.partial(begin, number)) for number in range(count)]
+        return [thread.result() for thread in threads]
+
+    def close(self) -> None:
+        """Close everything that was opened."""
+        try:
+            for store in self._opened:
+                self.call(store.close())
+        finally:
+            if self._runner is not None:
+                self._runner.close()
+
+
+class Thread(Generic[T]):
+    """A thread whose result, or error, can be asked for."""
+
+    def __init__(self, job: Callable[[], T]) -> None:
+        self._job = job
+        self._results: list[T] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._results.append(self._job())
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> T:
+        """Wait for the thread; what its job returned or raised."""
+        self._thread.join(PATIENCE_SECONDS)
+        assert not self._thread.is_alive(), "a thread does not come to its end"
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+
+def in_worlds(*names: str) -> Callable[[Body], Callable[..., None]]:
+    """Make a test of an async body, to run in each of these worlds."""
+
+    def decorate(body: Body) -> Callable[..., None]:
+        @functools.wraps(body)
+        def test(**arguments: Any) -> None:
+            arguments["world"].call(body(**arguments))
+
+        made: Callable[..., None] = pytest.mark.parametrize("world", names, indirect=True)(test)
+        return made
+
+    return decorate
+
+
+everywhere = in_worlds("memory-async", "memory-sync", "sqlite-async", "sqlite-sync")
+awaited = in_worlds("memory-async", "sqlite-async")
+on_sqlite = in_worlds("sqlite-async", "sqlite-sync")
+
+
+async def increment(session: Any, key: str = "n") -> int:
+    """Read, add one, write."""
+    value: int = await session.read(key, 0) + 1
+    await session.write(key, value)
+    return value
+
+
+async def put(session: Any, key: Any, value: Any) -> None:
+    """Write one key, whatever is there."""
+    await session.write(key, value)
+
+
+async def put_all(session: Any, values: dict[Any, Any]) -> None:
+    """Write several keys in one commit."""
+    for key, value in values.items():
+        await session.write(key, value)
+
+
+async def rows(found: AsyncIterator[Any]) -> list[Any]:
+    """All rows of a scan, a history or a feed."""
+    return [row async for row in found]
