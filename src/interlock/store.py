@@ -270,10 +270,12 @@ class Store(Sessions[Never]):
         """The feed of committed transactions."""
         return TransactionLog(self._engine)
 
-    async def compact(self) -> None:
+    async def compact(self, *, progress: Callable[[int], object] | None = None) -> int:
         """Drop everything older than ``history_seconds`` and every expired record now. The store does it by itself in
-        small batches as it works; this is for maintenance."""
-        await diagnosis.compact_all(self._engine)
+        small batches as it works; this is for maintenance.
+
+        ``progress`` is called after each batch with the number of things dropped so far; the last is returned."""
+        return await diagnosis.compact_all(self._engine, progress)
 
     async def close(self) -> None:
         """Release everything; may be called again. Later calls raise `UsageError`."""
@@ -343,9 +345,9 @@ class SharedResource(Sessions[V]):
         found = [entry async for entry in diagnosis.versions(self._engine, self._resource, key, 1)]
         return found[0] if found and not found[0].deleted else None
 
-    def history(self, key: Key) -> AsyncIterator[Entry[V]]:
-        """The kept versions of a key, newest first, those that removed it included."""
-        return diagnosis.versions(self._engine, self._resource, key, None)
+    def history(self, key: Key, *, limit: int | None = None) -> AsyncIterator[Entry[V]]:
+        """The kept versions of a key, newest first, at most ``limit``; those that removed it included."""
+        return diagnosis.versions(self._engine, self._resource, key, limit)
 
     def scan(
         self,

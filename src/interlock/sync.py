@@ -316,10 +316,12 @@ class Store(Sessions[Never]):
         """The feed of committed transactions."""
         return TransactionLog(self._engine)
 
-    def compact(self) -> None:
+    def compact(self, *, progress: Callable[[int], object] | None = None) -> int:
         """Drop everything older than ``history_seconds`` and every expired record now. The store does it by itself in
-        small batches as it works; this is for maintenance."""
-        step(diagnosis.compact_all(self._engine))
+        small batches as it works; this is for maintenance.
+
+        ``progress`` is called after each batch with the number of things dropped so far; the last is returned."""
+        return step(diagnosis.compact_all(self._engine, progress))
 
     def close(self) -> None:
         """Release everything; may be called again. Later calls raise `UsageError`."""
@@ -389,9 +391,9 @@ class SharedResource(Sessions[V]):
         found = list(step_all(diagnosis.versions(self._engine, self._resource, key, 1)))
         return found[0] if found and not found[0].deleted else None
 
-    def history(self, key: Key) -> Iterator[Entry[V]]:
-        """The kept versions of a key, newest first, those that removed it included."""
-        return step_all(diagnosis.versions(self._engine, self._resource, key, None))
+    def history(self, key: Key, *, limit: int | None = None) -> Iterator[Entry[V]]:
+        """The kept versions of a key, newest first, at most ``limit``; those that removed it included."""
+        return step_all(diagnosis.versions(self._engine, self._resource, key, limit))
 
     def scan(
         self,

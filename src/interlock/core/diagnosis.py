@@ -103,11 +103,15 @@ async def find_outcome(engine: Engine, transaction_id: str) -> Outcome:
     return Outcome.NOT_COMMITTED if settled is Settled.FENCED else Outcome.UNKNOWN
 
 
-async def compact_all(engine: Engine) -> None:
+async def compact_all(engine: Engine, progress: Callable[[int], object] | None) -> int:
     """`Store.compact` of both worlds."""
     engine.check_open()
-    while await engine.compact(1000):
-        pass
+    dropped = 0
+    while found := await engine.compact(1000):
+        dropped += found
+        if progress is not None:
+            progress(dropped)
+    return dropped
 
 
 def declare(declarer: Callable[..., None], name: str, check: Any, resource: Resource) -> Any:
@@ -176,7 +180,8 @@ async def rows(
 async def versions(engine: Engine, resource: Resource, key: Key, limit: int | None) -> AsyncIterator[Entry[Any]]:
     """`history` of both worlds."""
     refuse_in_session(engine, "history")
-    found = await engine.backend.history(resource.encode(key), limit=_EVERY_VERSION if limit is None else limit)
+    count = check_limit(limit)
+    found = await engine.backend.history(resource.encode(key), limit=_EVERY_VERSION if count is None else count)
     for entry, author in found:
         yield Entry(
             key=key,
