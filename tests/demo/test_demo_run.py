@@ -152,7 +152,7 @@ def column(name: str, *, safe: bool, verdict: Verdict = Verdict(), failures: tup
 
 
 def result(*columns: ColumnResult) -> DemoResult:
-    return DemoResult(10, 9, 8, {"bad price": 1}, 5, 6, 4, 4, columns)
+    return DemoResult(10, 9, 8, {"bad price": 1}, 5, 6, 5, 4, 4, columns)
 
 
 WRONG = Verdict(7, 6, 5, 4, {"EUR": -123456, "JPY": 7}, 3, 2, 1)

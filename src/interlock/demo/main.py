@@ -117,6 +117,7 @@ class DemoResult:
     refused_rows: Mapping[str, int]
     units_in_stock: int
     units_wanted: int
+    units_sellable: int
     agents: int
     processes: int
     columns: tuple[ColumnResult, ...] = field(default_factory=tuple)
@@ -179,6 +180,7 @@ def _summary(options: DemoOptions, export: Export, truth: Truth, columns: tuple[
         refused_rows=dict(Counter(refusal.reason.value for refusal in export.refusals).most_common()),
         units_in_stock=sum(truth.opening.values()),
         units_wanted=truth.wanted_units,
+        units_sellable=truth.sellable_units,
         agents=options.agents,
         processes=options.processes,
         columns=columns,

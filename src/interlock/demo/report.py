@@ -51,7 +51,7 @@ JUDGED_ROWS: tuple[tuple[str, Cell], ...] = (
     ),
     ("stock error, units", _must_be_zero(lambda column: column.verdict.stock_error_units)),
     ("wrong decisions", _must_be_zero(lambda column: column.verdict.wrong_decisions)),
-    ("records not from the file", _must_be_zero(lambda column: column.verdict.foreign_records)),
+    ("foreign records", _must_be_zero(lambda column: column.verdict.foreign_records)),
     ("deliveries failed", _must_be_zero(lambda column: len(column.failures))),
 )
 MEASURED_ROWS: tuple[tuple[str, Cell], ...] = (
@@ -87,7 +87,8 @@ def _input(result: DemoResult) -> Text:
     return Text(
         f"{result.rows:,} rows: {result.deliveries:,} deliveries of {result.distinct_orders:,} orders; "
         f"{sum(result.refused_rows.values()):,} rows refused{f' ({refused})' if refused else ''}. "
-        f"{result.units_wanted:,} units wanted, {result.units_in_stock:,} in stock."
+        f"{result.units_wanted:,} units wanted, {result.units_in_stock:,} in stock, "
+        f"at most {result.units_sellable:,} can be sold."
     )
 
 
