@@ -37,10 +37,12 @@ VALUE_BYTES: Final = 1 << 20
 """The most bytes of one stored value."""
 
 _I64 = 1 << 63
+_COPIED_BYTES = 4096  # below this a copy is cheaper than a view
 _TOO_LARGE = 10**DIGITS
 _Ext = msgspec.msgpack.Ext
 _INT, _DECIMAL, _UUID, _TUPLE, _SET, _FROZENSET, _DATETIME, _DATE, _TIME, _TIMEDELTA = range(1, 11)
 _ELEMENTS = frozenset((str, bytes, int))
+_PLAIN = frozenset((str, int, bool, type(None), bytes, float))
 
 
 def _raise_up(code: int, data: memoryview) -> Any:
@@ -279,12 +281,12 @@ def unframe(raw: bytes, place: int = 1) -> list[bytes]:
 def thaw(raw: bytes) -> Any:
     """The value of a stored form: a new object at each call. Raises `ValueError` for bytes that `freeze` never
     makes."""
-    tag = raw[:1]
     try:
+        if raw[:1] == b"m":
+            return _unpack(raw[1:]) if len(raw) < _COPIED_BYTES else _unpack(memoryview(raw)[1:])
+        tag = raw[:1]
         if tag == b"i":
             return int(raw[1:])
-        if tag == b"m":
-            return _unpack(memoryview(raw)[1:])
         if tag == b"l":
             return [_unpack(row) for row in unframe(raw)]
         if tag == b"d":
@@ -307,6 +309,8 @@ def _sorted(value: Any, path: str, depth: int) -> Any:
     if depth > DEPTH:
         raise ValueRefusedError(f"nested deeper than {DEPTH} levels, or a cycle", path=path)
     kind = type(value)
+    if kind in _PLAIN:
+        return value
     if kind is dict:
         if any(type(key) is not str for key in value):
             raise ValueRefusedError("the keys of a dict are str", path=path)

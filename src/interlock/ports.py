@@ -103,7 +103,8 @@ class Backend(Protocol):
     """An ordered, versioned key-value engine. All methods raise `UsageError` once it is closed."""
 
     suspends: bool
-    """Whether its coroutines may suspend. One that never does can be stepped by synchronous callers."""
+    """Whether its coroutines may suspend. One that never does can be stepped by synchronous callers. (`wait` alone
+    always waits as the backend's runtime does; whoever steps takes the leaf that `blocking` gives.)"""
     blocks: bool
     """Whether its coroutines may block their thread for longer than a short local read."""
     capabilities: frozenset[Capability]

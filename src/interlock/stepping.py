@@ -243,7 +243,7 @@ class AgentSession(AgentView[V]):
     def memo(self, fn: Callable[[*Ts], Coroutine[Any, Any, Any]], *args: *Ts) -> AsyncFunctionInSyncCode: ...
     @overload
     def memo(self, fn: Callable[[*Ts], T], *args: *Ts) -> T: ...
-    def memo(self, fn: Callable[..., Any], *args: Any) -> Any:  # type: ignore[misc]  # *Ts or *args: Any
+    def memo(self, fn: Callable[..., Any], *args: Any) -> Any:  # type: ignore[misc]
         """Call ``fn(*args)`` once for each function and arguments, also over re-runs: the place for model calls."""
         return self._do(handles.memo(self._txn, fn, args))
 
@@ -262,10 +262,7 @@ class AgentSession(AgentView[V]):
     def commit(self) -> Committed[None]:
         """Commit now. The session has ended after that, well or not."""
         handles.refuse_joined(self, "commit")
-        reply = step(handles.finish(self._txn))
-        if reply is not None:
-            step(self._txn.engine.housekeep())
-        return handles.committed(self._txn, reply)
+        return handles.committed(self._txn, step(handles.finish(self._txn)))
 
     def rollback(self) -> None:
         """Leave without writing anything and without an error; a nested session takes back its own part."""
@@ -284,7 +281,7 @@ class AgentSession(AgentView[V]):
         try:
             if error is not None:
                 txn.rollback()
-            elif txn.state not in (COMMITTED, ROLLED_BACK) and step(handles.finish(txn)) is not None:
-                step(txn.engine.housekeep())
+            elif txn.state not in (COMMITTED, ROLLED_BACK):
+                step(handles.finish(txn))
         finally:
             txn.leave_context()

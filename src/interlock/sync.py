@@ -141,7 +141,7 @@ class Sessions(Generic[V]):
     ) -> AsyncFunctionInSyncCode: ...
     @overload
     def run(self, fn: Callable[[AgentSession[V], *Ts], T], *args: *Ts, **options: Unpack[Options]) -> T: ...
-    def run(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:  # type: ignore[misc]  # mypy: *Ts against *args: Any
+    def run(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:  # type: ignore[misc]
         """Run ``fn(session, *args)`` as a transaction, the whole function again after each conflict; returns its
         result.
 
@@ -173,7 +173,7 @@ class Sessions(Generic[V]):
     def run_detailed(
         self, fn: Callable[[AgentSession[V], *Ts], T], *args: *Ts, **options: Unpack[Options]
     ) -> Committed[T]: ...
-    def run_detailed(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:  # type: ignore[misc]  # mypy: *Ts against *args: Any
+    def run_detailed(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:  # type: ignore[misc]
         """Like `run`, and says what happened: attempts, replay, transaction id, cursor."""
         running = Running(
             self._engine,

@@ -18,9 +18,10 @@ from typing import Any
 from interlock.core import idempotency, refusals
 from interlock.core import isolation as modes
 from interlock.core.calls import ACTIVE, COMMITTED, DOOMED, ROLLED_BACK
+from interlock.core.engine import HOUSEKEEPING_COMMITS
 from interlock.core.space import Space
 from interlock.core.transaction import Transaction
-from interlock.errors import ConflictError, InvariantError, LimitExceededError
+from interlock.errors import CommitUnknownError, ConflictError, InvariantError, LimitExceededError
 from interlock.model import (
     ABSENT,
     BoundBroken,
@@ -65,20 +66,28 @@ async def commit(txn: Transaction) -> Reply | None:
             txn.state = COMMITTED
             return None
         txn.engine.check_generation(txn.generation)
-        for space in txn.spaces():
-            if space.ruled and _writes_to(txn, space):
-                space.admit_writer()
-                await _check_invariants(txn, space)
+        if txn.touched is not None or txn.home is None or txn.home.ruled:
+            for space in txn.spaces():
+                if space.ruled and _writes_to(txn, space):
+                    space.admit_writer()
+                    await _check_invariants(txn, space)
         if txn.deadline is not None:
             txn.check_time()
         if txn.token is None:
             await txn.need_token()
-        txn.reply = await _send(txn)
+        reply = txn.reply = await _send(txn)
         txn.state = COMMITTED
-        return txn.reply
     except BaseException as error:
         txn.state, txn.error = ROLLED_BACK, error
         raise
+    finally:
+        if txn.gate is not None:
+            txn.leave_gate()
+    engine = txn.engine
+    engine.commits += 1
+    if engine.commits >= HOUSEKEEPING_COMMITS:
+        await engine.housekeep()
+    return reply
 
 
 def _writes_to(txn: Transaction, space: Space) -> bool:
@@ -187,8 +196,10 @@ def _assemble(txn: Transaction, writes: dict[Key, Write], guards: dict[Key, Expe
 
 def _prepare(txn: Transaction) -> _Sending | None:
     """What has to be kept between repairs; None where there is nothing of the kind."""
-    if txn.records is None and txn.chains is None and not any(space.pending for space in txn.spaces()):
-        return None
+    if txn.records is None and txn.chains is None:
+        home = txn.home
+        if not (home.pending if txn.touched is None and home is not None else any(s.pending for s in txn.spaces())):
+            return None
     sending = _Sending(txn, {}, {}, {}, [])
     for key, record in (txn.records or {}).items():
         fingerprint = record.fingerprint
@@ -200,10 +211,12 @@ def _prepare(txn: Transaction) -> _Sending | None:
     return sending
 
 
-def _fenced(txn: Transaction, duplicate: DuplicateTransaction) -> ConflictError:
-    what = "is committed already" if duplicate.committed else "was ended by a question for its outcome"
+def _fenced(txn: Transaction, duplicate: DuplicateTransaction) -> ConflictError | CommitUnknownError:
+    """Refused for its id. If that is committed, then by this very transaction: the request came twice, on its way."""
     name = refusals.transaction_text(txn.id)
-    return ConflictError(f"transaction {name} {what}", transaction_id=name)
+    if duplicate.committed:
+        return CommitUnknownError(f"transaction {name} is committed, its reply was lost", transaction_id=name)
+    return ConflictError(f"transaction {name} was ended by a question for its outcome", transaction_id=name)
 
 
 def _footprint(txn: Transaction) -> list[Key]:

@@ -18,10 +18,10 @@ from interlock.core import isolation as modes
 from interlock.core import transaction as transactions
 from interlock.core.calls import COMMITTED, ROLLED_BACK
 from interlock.core.isolation import Isolation
-from interlock.core.options import Chosen
+from interlock.core.options import DEFAULTS, Chosen
 from interlock.core.retry import RetryPolicy
 from interlock.core.space import Resource, Space
-from interlock.core.transaction import Transaction, current
+from interlock.core.transaction import Generation, Transaction, current
 from interlock.core.typed import PLAIN, value_type
 from interlock.errors import InterlockError, UnsupportedError, UsageError
 from interlock.gates import Gates, KeysInUse
@@ -99,17 +99,17 @@ class Engine:
         """A new transaction with the options of the call, of the enclosing session, or of the store."""
         if self.closed:
             self.check_open()
-        agent = chosen.agent
+        space = None if home is None else home.space
+        if chosen is DEFAULTS and self.agent is not None:
+            return Transaction(self, space, self.agent, self.isolation, self.default_mode)
+        agent = chosen.agent or (parent.agent if parent is not None else self.agent)
         if agent is None:
-            agent = parent.agent if parent is not None else self.agent
-            if agent is None:
-                raise UsageError("no agent: pass agent=, or open the store with one")
-        isolation = chosen.isolation
-        if isolation is None:
+            raise UsageError("no agent: pass agent=, or open the store with one")
+        if chosen.isolation is None:
             mode, isolation = self.default_mode, self.isolation
         else:
-            mode = modes.RANKS[isolation]
-        txn = Transaction(self, None if home is None else home.space, agent, isolation, mode)
+            mode, isolation = modes.RANKS[chosen.isolation], chosen.isolation
+        txn = Transaction(self, space, agent, isolation, mode)
         txn.run_id = chosen.run_id if chosen.run_id is not None else (None if parent is None else parent.run_id)
         if chosen.timeout_seconds is not None:
             txn.deadline = self.runtime.monotonic() + chosen.timeout_seconds
@@ -140,17 +140,14 @@ class Engine:
             )
         return open_transaction
 
-    def check_generation(self, generation: int) -> None:
+    def check_generation(self, generation: Generation) -> None:
         """Raises `UsageError` for a session that was begun before a fork and is used in the child."""
-        if generation != transactions._generation:
+        if generation is not transactions.process.generation:
             raise UsageError("this session was begun before os.fork(); begin a new one in the child")
 
     async def housekeep(self) -> None:
         """Count a commit; compact a batch when it is time. A failure is logged, never raised: the commit has
         happened."""
-        self.commits += 1
-        if self.commits < HOUSEKEEPING_COMMITS:
-            return
         self.commits = 0
         try:
             await self.compact(HOUSEKEEPING_LIMIT)

@@ -12,7 +12,7 @@ asynchronous; in the synchronous world nothing in here suspends.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import CoroutineType
 from typing import Any, Generic
 
@@ -22,7 +22,7 @@ from typing_extensions import TypeVar
 from interlock.core import idempotency
 from interlock.core.commit import Replay, commit
 from interlock.core.cursors import cursor_of
-from interlock.core.engine import HOUSEKEEPING_COMMITS, Engine
+from interlock.core.engine import Engine
 from interlock.core.idempotency import Record
 from interlock.core.options import DEFAULTS, Chosen
 from interlock.core.refusals import transaction_text
@@ -76,11 +76,13 @@ class Running(Retrying):
         self.arguments = arguments
         self.named = named or {}
 
-    async def run(self) -> Any:
+    def run(self) -> Coroutine[Any, Any, Any]:
         """Join the transaction that is open in this task, or make attempts until one commits; the function's result."""
+        plain = self.chosen is DEFAULTS and current.get() is None
+        return self._attempts() if plain else self._run()
+
+    async def _run(self) -> Any:
         chosen, engine = self.chosen, self.engine
-        if chosen is DEFAULTS and current.get() is None:
-            return await self._attempts()
         parent = engine.parent(detached=chosen.detached, isolation=chosen.isolation)
         key = chosen.idempotency_key
         if key is not None:
@@ -131,10 +133,7 @@ class Running(Retrying):
                     value = await self._other_colour(value)
                 if self.record is not None:
                     self._add_record(txn, self.record, value)
-                if await commit(txn) is not None:
-                    engine.commits += 1
-                    if engine.commits >= HOUSEKEEPING_COMMITS:
-                        await engine.housekeep()
+                await commit(txn)
                 return value
             except Replay as replay:
                 txn.rollback()

@@ -225,10 +225,7 @@ class AgentSession(AgentView[V]):
     async def commit(self) -> Committed[None]:
         """Commit now. The session has ended after that, well or not."""
         handles.refuse_joined(self, "commit")
-        reply = await handles.finish(self._txn)
-        if reply is not None:
-            await self._txn.engine.housekeep()
-        return handles.committed(self._txn, reply)
+        return handles.committed(self._txn, await handles.finish(self._txn))
 
     async def rollback(self) -> None:
         """Leave without writing anything and without an error; a nested session takes back its own part."""
@@ -247,7 +244,7 @@ class AgentSession(AgentView[V]):
         try:
             if error is not None:
                 txn.rollback()
-            elif txn.state not in (COMMITTED, ROLLED_BACK) and await handles.finish(txn) is not None:
-                await txn.engine.housekeep()
+            elif txn.state not in (COMMITTED, ROLLED_BACK):
+                await handles.finish(txn)
         finally:
             txn.leave_context()

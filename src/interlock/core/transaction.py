@@ -66,15 +66,21 @@ DELETE: Final = Delete()
 
 current: ContextVar[Transaction | None] = ContextVar("interlock_transaction", default=None)
 
-_generation = 0
+
+class Generation:
+    """A process, as opposed to a forked child of it."""
 
 
-def _forked() -> None:
-    global _generation
-    _generation += 1
+class _Process:
+    def __init__(self) -> None:
+        self.generation = Generation()
+
+    def forked(self) -> None:
+        self.generation = Generation()
 
 
-os.register_at_fork(after_in_child=_forked)
+process: Final = _Process()
+os.register_at_fork(after_in_child=process.forked)
 
 
 class Custom:
@@ -130,7 +136,7 @@ class Transaction(Attempted):
         self.mode = mode
         self.reads: dict[Key, Entry | None] = {}
         self.writes: dict[Key, Write] = {}
-        self.generation = _generation
+        self.generation = process.generation
         if mode < modes.SERIALIZABLE and home is not None:
             home.admit(mode, isolation)
             self.unchecked = [home]
@@ -151,8 +157,7 @@ class Transaction(Attempted):
     def leave_context(self) -> None:
         """Undo `enter_context`, also from another context (a generator's finaliser), and give back the gate."""
         if self.gate is not None:
-            self.engine.gates.leave(self.gate, self)
-            self.gate = None
+            self.leave_gate()
         token, self.context = self.context, None
         if token is None:
             return
@@ -208,21 +213,36 @@ class Transaction(Attempted):
             if space is not self.home:
                 self.touch(space)
             raw = (space.cache.get(key) if type(key) is str else None) or space.encode(key)
-            entry = self.reads.get(raw, MISSING)
-            if (self.writes or self.clears) and (own := self.own(raw)) is not MISSING:
-                value = own
-            else:
-                if entry is MISSING or self.mode == modes.NONE:
-                    entry = await self.fetch(raw)
+            if (
+                self.token is None
+                and self.mode == modes.SERIALIZABLE
+                and not self.writes
+                and raw not in self.engine.gates.open
+            ):
+                reading = await self.backend.read((raw,))  # the first read of nearly every session: `fetch`, cut short
+                self.token = reading.token
+                self.reads[raw] = entry = reading.entries[0]
                 value = None if entry is None else entry.value
-                if self.writes or self.chains:
-                    value = self.pending(raw, value)
-                if self.invariant_reads is not None:
-                    self.invariant_reads.add(raw)
+            else:
+                value = await self._read_on(raw)
             return default if value is None else resource.thaw(value)
         except BaseException as error:
             self.doom(error)
             raise
+
+    async def _read_on(self, raw: Key) -> bytes | None:
+        """The stored form of a key as this transaction sees it, in general."""
+        if (self.writes or self.clears) and (own := self.own(raw)) is not MISSING:
+            return own  # type: ignore[no-any-return]
+        entry = self.reads.get(raw, MISSING)
+        if entry is MISSING or self.mode == modes.NONE:
+            entry = await self.fetch(raw)
+        value: bytes | None = None if entry is None else entry.value
+        if self.writes or self.chains:
+            value = self.pending(raw, value)
+        if self.invariant_reads is not None:
+            self.invariant_reads.add(raw)
+        return value
 
     def own(self, raw: Key) -> Any:
         """The stored form that this transaction has itself decided (None: deleted), or MISSING."""
@@ -293,6 +313,12 @@ class Transaction(Attempted):
             await self.engine.gates.enter(raw, self)
             self.gate = raw
 
+    def leave_gate(self) -> None:
+        """Let the next one through the gate of the hot key."""
+        if self.gate is not None:
+            self.engine.gates.leave(self.gate, self)
+            self.gate = None
+
     async def need_token(self) -> Token:
         """The snapshot; taken now if nothing was read yet."""
         if self.token is None:
@@ -352,6 +378,7 @@ class Transaction(Attempted):
         """End without writing anything."""
         if self.state in (ACTIVE, READY, DOOMED):
             self.state = ROLLED_BACK
+        self.leave_gate()
 
     def raise_doom(self) -> NoReturn:
         """The exit of a doomed transaction."""

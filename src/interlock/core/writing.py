@@ -23,9 +23,22 @@ LAST_WRITER_WINS = "last"
 
 async def write(txn: Transaction, resource: Resource, key: Any, value: Any) -> None:
     """Put a value."""
-    raw = await _begin(txn, resource, key, "write")
+    if txn.state:
+        txn.refuse("write")
     try:
-        put(txn, raw, resource.freeze(value))
+        space = resource.space
+        if space is not txn.home:
+            txn.touch(space)
+        if txn.stale is not None:
+            txn.before_write()
+        raw = (space.cache.get(key) if type(key) is str else None) or space.encode(key)
+        if txn.token is None and txn.mode in (modes.SNAPSHOT, modes.OPTIMISTIC):
+            await txn.need_token()
+        frozen = resource.freeze(value)
+        txn.writes[raw] = Put(frozen)
+        txn.size_bytes += len(frozen)
+        if txn.chains is not None:
+            txn.chains.pop(raw, None)
     except BaseException as error:
         txn.doom(error)
         raise
@@ -41,21 +54,8 @@ def put(txn: Transaction, raw: Key, frozen: bytes) -> None:
 
 async def delete(txn: Transaction, resource: Resource, key: Any) -> None:
     """Remove a value."""
-    raw = await _begin(txn, resource, key, "delete")
-    remove(txn, raw)
-
-
-def remove(txn: Transaction, raw: Key) -> None:
-    """Decide that a key has no value."""
-    txn.writes[raw] = DELETE
-    if txn.chains is not None:
-        txn.chains.pop(raw, None)
-
-
-async def _begin(txn: Transaction, resource: Resource, key: Any, call: str) -> Key:
-    """What every write has in common; modes that validate blind writes take their snapshot here."""
     if txn.state:
-        txn.refuse(call)
+        txn.refuse("delete")
     try:
         if resource.space is not txn.home:
             txn.touch(resource.space)
@@ -67,7 +67,14 @@ async def _begin(txn: Transaction, resource: Resource, key: Any, call: str) -> K
     except BaseException as error:
         txn.doom(error)
         raise
-    return raw
+    remove(txn, raw)
+
+
+def remove(txn: Transaction, raw: Key) -> None:
+    """Decide that a key has no value."""
+    txn.writes[raw] = DELETE
+    if txn.chains is not None:
+        txn.chains.pop(raw, None)
 
 
 async def update(txn: Transaction, resource: Resource, key: Any, fn: Any, default: Any = MISSING) -> Any:
