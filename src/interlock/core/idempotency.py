@@ -18,8 +18,9 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from interlock import codec, keys
 from interlock.errors import (
@@ -36,8 +37,7 @@ SESSION: Final = "session"
 """The operation name of a bare session."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """What a commit writes under its idempotency key. ``fingerprint`` None: of the write footprint, made at the
     commit."""
 
@@ -62,12 +62,17 @@ class Record:
 
 def record_key(resource_name: str, operation: str, idempotency_key: str) -> Key:
     """Where a key's record lies: a digest, so that long names cannot exceed a key's limit."""
-    scope = keys.encode((resource_name or "-", operation[:400])) + keys.encode((idempotency_key,))
-    return keys.SYSTEM + b"idem" + hashlib.blake2b(scope, digest_size=24).digest()
+    digest = _scope(resource_name or "-", operation[:400]).copy()
+    digest.update(keys.encode((idempotency_key,)))
+    return keys.SYSTEM + b"idem" + digest.digest()
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+@functools.lru_cache(maxsize=1024)
+def _scope(resource_name: str, operation: str) -> hashlib.blake2b:
+    return hashlib.blake2b(keys.encode((resource_name, operation)), digest_size=24)
+
+
+class Stored(msgspec.Struct, frozen=True):
     """A record as it was found."""
 
     fingerprint: bytes
@@ -115,27 +120,22 @@ def call_fingerprint(agent: str, fn: Callable[..., Any], arguments: tuple[Any, .
     Raises `UsageError` for a lambda, for a function that closes over variables (they would not be bound), and for
     arguments that have no stored form: pass ``idempotency_fingerprint=`` then."""
     inner, arguments, named = _look_through(fn, arguments, named)
-    name = operation_name(inner)
-    if "<lambda>" in name:
-        raise UsageError("a lambda has no name to bind an idempotency key to; pass idempotency_fingerprint=")
-    if getattr(inner, "__closure__", None):
-        outer = ", ".join(inner.__code__.co_freevars)
-        raise UsageError(
-            f"{name} closes over {outer}, which an idempotency key would not bind; make them arguments, or pass "
-            "idempotency_fingerprint="
-        )
     try:
-        bound = _signature(inner).bind(None, *arguments, **named)
-        bound.apply_defaults()
+        signature, plain_names = _bindable(inner)
+        if plain_names is not None and not named and len(arguments) == len(plain_names):
+            values = dict(zip(plain_names, arguments, strict=True))
+        else:
+            bound = signature.bind(None, *arguments, **named)
+            bound.apply_defaults()
+            values = dict(list(bound.arguments.items())[1:])
     except TypeError as error:
-        raise UsageError(f"{name} cannot be called like this: {error}") from None
-    values = dict(list(bound.arguments.items())[1:])
+        raise UsageError(f"{operation_name(inner)} cannot be called like this: {error}") from None
     try:
         return _digest(("call", agent, values))
     except ValueRefusedError as error:
         raise UsageError(
-            f"the arguments of {name} cannot be part of a fingerprint ({error}); pass ids instead of objects, or pass "
-            "idempotency_fingerprint="
+            f"the arguments of {operation_name(inner)} cannot be part of a fingerprint ({error}); pass ids instead of "
+            "objects, or pass idempotency_fingerprint="
         ) from error
 
 
@@ -149,8 +149,22 @@ def _look_through(
 
 
 @functools.lru_cache(maxsize=512)
-def _signature(fn: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(fn)
+def _bindable(fn: Callable[..., Any]) -> tuple[inspect.Signature, tuple[str, ...] | None]:
+    """The signature of a function that an idempotency key can be bound to, and its parameters behind the session if all
+    of them can be given by position."""
+    name = operation_name(fn)
+    if "<lambda>" in name:
+        raise UsageError("a lambda has no name to bind an idempotency key to; pass idempotency_fingerprint=")
+    if getattr(fn, "__closure__", None):
+        outer = ", ".join(fn.__code__.co_freevars)
+        raise UsageError(
+            f"{name} closes over {outer}, which an idempotency key would not bind; make them arguments, or pass "
+            "idempotency_fingerprint="
+        )
+    signature = inspect.signature(fn)
+    parameters = list(signature.parameters.values())[1:]
+    plain = all(parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
+    return signature, tuple(parameter.name for parameter in parameters) if plain else None
 
 
 def operation_name(fn: Callable[..., Any]) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final, TypedDict
+
+import msgspec
 
 from interlock.core import isolation as modes
 from interlock.core.isolation import Isolation
@@ -30,8 +31,7 @@ class Options(SessionOptions, total=False):
     retry: RetryPolicy
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(msgspec.Struct, frozen=True):
     """Options after the checks; None where nothing was said."""
 
     agent: str | None = None
@@ -46,7 +46,7 @@ class Chosen:
 
 DEFAULTS: Final = Chosen()
 NONE_GIVEN: Final[dict[str, Any]] = {}
-_NAMES: Final = frozenset(Chosen.__dataclass_fields__)
+_NAMES: Final = frozenset(Chosen.__struct_fields__)
 
 
 def choose(given: dict[str, Any], *, retries: bool) -> Chosen:
