@@ -119,9 +119,8 @@ class AgentView(handles.Handle, Generic[V]):
         owner = txn.last_call
         if owner is not None and owner != me:
             call.close()
-            error = UsageError(
-                f"session.{getattr(call, '__name__', 'call')} while another thread uses the session: one thread at a time"
-            )
+            name = getattr(call, "__name__", "call")
+            error = UsageError(f"session.{name} while another thread uses the session: one thread at a time")
             txn.doom(error)
             raise error
         txn.last_call = me
