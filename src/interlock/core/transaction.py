@@ -116,6 +116,7 @@ class Transaction(Attempted):
     invariant_spans: list[Span] | None = None
     memos: dict[Any, Any] | None = None
     operation: Callable[..., Any] | None = None
+    pinned: bool = False
     records: dict[Key, Record] | None = None
     replayed: bool = False
     reply: Reply | None = None
@@ -326,20 +327,27 @@ class Transaction(Attempted):
         return self.token
 
     async def extend(self, *, always_raise: bool = False) -> bool:
-        """Move the snapshot forward if everything read still holds; else conflict, or go on with the old one."""
-        if self.stale is None:
+        """Move the snapshot forward if everything read still holds; else conflict, or go on with the old one.
+
+        In optimistic mode a range that has changed is no conflict; it only keeps the snapshot where it is, because a
+        transaction never sees two states."""
+        if self.stale is None and (always_raise or not self.pinned):
             token = await self.need_token()
             expected = modes.read_expectations(self.mode, self.reads, {}, self.invariant_reads or ())
-            spans = modes.validated_spans(self.mode, self.spans or (), self.invariant_spans or ())
+            spans = modes.validated_spans(modes.SERIALIZABLE, self.spans or (), ())
             request = CommitRequest(self.id, self.agent, self.isolation, token, expected, {}, {}, spans)
             try:
                 reply = await self.backend.commit(request)
             except CommitRefused as refused:
-                self.stale = refused.clashes
+                clashes = refused.clashes
+                if self.mode < modes.SERIALIZABLE:
+                    clashes = tuple(clash for clash in clashes if clash.kind != "range")
+                    self.pinned = True
+                self.stale = clashes or None
             else:
-                self.token = reply.token
+                self.token, self.pinned = reply.token, False
                 return True
-        if self.writes or self.clears or self.chains or self.records or always_raise:
+        if self.stale and (self.writes or self.clears or self.chains or self.records or always_raise):
             raise self.conflict(self.stale)
         return False
 
