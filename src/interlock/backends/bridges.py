@@ -17,7 +17,7 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
@@ -36,7 +36,7 @@ from interlock.model import (
     Token,
     TransactionId,
 )
-from interlock.ports import Backend, Runtime
+from interlock.ports import Backend, Runtime, Waiter
 from interlock.runtime import AsyncRuntime, BlockingRuntime
 
 T = TypeVar("T")
@@ -203,6 +203,35 @@ class Threaded(Delegate):
         return self.inner.blocking()
 
 
+class _Call:
+    """A call on its way to the loop and back."""
+
+    def __init__(self, name: str, coroutine: Coroutine[Any, Any, Any], waiter: Waiter) -> None:
+        self.name = name
+        self.coroutine = coroutine
+        self.future: Future[Any] = Future()
+        self.future.add_done_callback(lambda _: waiter.wake())
+        self.task: asyncio.Task[Any] | None = None
+
+    def end(self, task: asyncio.Task[Any]) -> None:
+        """On the loop's thread: hand the result over."""
+        if not task.cancelled():
+            error = task.exception()
+            if error is None:
+                self.future.set_result(task.result())
+            else:
+                self.future.set_exception(error)
+        elif self.name == "commit":
+            self.future.set_exception(CommitUnknownError("the store was closed while the commit was under way"))
+        else:
+            self.future.set_exception(UsageError(f"the store was closed during {self.name}"))
+
+    def cancel(self) -> None:
+        """On the loop's thread: end it before its time."""
+        if self.task is not None:
+            self.task.cancel()
+
+
 class _Loop:
     """An event loop in a background thread."""
 
@@ -221,16 +250,15 @@ class _Loop:
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.close()
 
-    def begin(self, name: str, future: Future[Any], coroutine: Coroutine[Any, Any, Any], tasks: list[Any]) -> None:
-        """On the loop's thread: begin a call, unless its caller has withdrawn it; ``tasks`` gets its task."""
-        if not future.set_running_or_notify_cancel():
-            coroutine.close()
+    def begin(self, call: _Call) -> None:
+        """On the loop's thread: begin a call, unless its caller has withdrawn it."""
+        if not call.future.set_running_or_notify_cancel():
+            call.coroutine.close()
             return
-        task = self.loop.create_task(coroutine)
-        tasks.append(task)
+        call.task = task = self.loop.create_task(call.coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda ended: _hand_over(ended, future, name))
+        task.add_done_callback(call.end)
 
     def stop(self) -> None:
         """End the thread; what still goes on is cancelled."""
@@ -244,19 +272,6 @@ class _Loop:
             task.cancel()
         ending = asyncio.gather(*self._tasks, return_exceptions=True)
         ending.add_done_callback(lambda _: self.loop.stop())
-
-
-def _hand_over(task: asyncio.Task[Any], future: Future[Any], name: str) -> None:
-    if not task.cancelled():
-        error = task.exception()
-        if error is None:
-            future.set_result(task.result())
-        else:
-            future.set_exception(error)
-    elif name == "commit":
-        future.set_exception(CommitUnknownError("the store was closed while the commit was under way"))
-    else:
-        future.set_exception(UsageError(f"the store was closed during {name}"))
 
 
 class Bridged(Delegate):
@@ -276,45 +291,36 @@ class Bridged(Delegate):
         self._lock = threading.Lock()
         self._loop: _Loop | None = None
 
-    def _begin(self, name: str, future: Future[Any], coroutine: Coroutine[Any, Any, Any]) -> Callable[[], None]:
-        """Have the loop begin a call; returns what cancels it. Under the lock, so that closing comes before or
-        after."""
+    def _begin(self, call: _Call) -> None:
+        """Have the loop begin a call. Under the lock, so that closing comes before or after."""
         with self._lock:
             if self._closed:
                 raise UsageError("this store is closed")
             if self._loop is None:
                 self._loop = _Loop()
                 weakref.finalize(self, self._loop.stop)
-            loop = self._loop
-            if loop.process != os.getpid():
+            if self._loop.process != os.getpid():
                 raise UsageError("this store was opened before os.fork(); open one in the child")
-            tasks: list[asyncio.Task[Any]] = []
-            loop.loop.call_soon_threadsafe(loop.begin, name, future, coroutine, tasks)
-
-        def cancel() -> None:
-            loop.loop.call_soon_threadsafe(lambda: tasks[0].cancel())
-
-        return cancel
+            self._loop.loop.call_soon_threadsafe(self._loop.begin, call)
 
     async def _call(self, name: str, coroutine: Coroutine[Any, Any, T]) -> T:
         waiter = self._runtime.waiter()
-        future: Future[T] = Future()
-        future.add_done_callback(lambda _: waiter.wake())
+        call = _Call(name, coroutine, waiter)
         try:
-            cancel = self._begin(name, future, coroutine)
-        except UsageError:
-            coroutine.close()
-            raise
-        try:
+            self._begin(call)
             await waiter.wait()
         except BaseException as interrupt:
-            if not future.cancel():
-                if name == "wait":
-                    cancel()
-                await waiter.wait(GRACE_SECONDS)
-                interrupt.add_note(_ending(name, future))
+            if call.future.cancel():
+                coroutine.close()
+                raise
+            loop = self._loop
+            if name == "wait" and loop is not None:
+                loop.loop.call_soon_threadsafe(call.cancel)
+            await waiter.wait(GRACE_SECONDS)
+            interrupt.add_note(_ending(name, call.future))
             raise
-        return future.result()
+        result: T = call.future.result()
+        return result
 
     async def wait(self, since: Token, timeout_seconds: float, keys: Sequence[Key] | None = None) -> bool:
         """Wait until something newer is committed."""

@@ -129,7 +129,7 @@ class Engine:
                         return Reply(state.version, state.token, now, None, fetched(state, request))
                     reply = perform(state, request, now, tombstones)
                 if state.waiters:
-                    waiters, state.waiters = state.waiters, waiters
+                    waiters = list(state.waiters)
         finally:
             if waiters:
                 wake_all(waiters)
@@ -186,7 +186,7 @@ class Engine:
                 position = state.token.position
                 dropped = compact(state, before, limit, random_bits)
                 if state.token.position > position:
-                    waiters, state.waiters = state.waiters, waiters
+                    waiters = list(state.waiters)
         finally:
             wake_all(waiters)
         return dropped
@@ -201,11 +201,11 @@ class Engine:
                 raise UsageError("the token belongs to another store")
             if since.position < state.token.position:
                 return False
-            state.waiters.append(waiter)
+            state.waiters[waiter] = None
             return True
 
     def dismiss(self, waiter: Waiter) -> None:
-        """Forget a waiter whose caller has gone."""
+        """Forget a waiter whose caller goes on. Nobody else does, so that a wake-up which was interrupted is made up
+        for by the next commit."""
         with self.state.lock:
-            if waiter in self.state.waiters:
-                self.state.waiters.remove(waiter)
+            self.state.waiters.pop(waiter, None)

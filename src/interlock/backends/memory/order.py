@@ -70,8 +70,8 @@ class KeyOrder:
             return 0
         if low == high:
             chunk = self._chunks[low]
-            return bisect_left(chunk, span.stop) - bisect_left(chunk, span.start)
-        return (high - low + 1) * _CHUNK
+            return max(0, bisect_left(chunk, span.stop) - bisect_left(chunk, span.start))
+        return max(0, high - low + 1) * _CHUNK
 
     def walk(self, span: Span, *, reverse: bool = False) -> Iterator[Key]:
         """The keys of a span in order. No key may be added or removed while the walk goes on."""

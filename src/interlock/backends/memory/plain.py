@@ -1,8 +1,9 @@
 """The plain commit in one flat function: nearly every request is one, and on a hot path calls are what costs.
 
-A request is plain if it only puts lasting, listed values, expects keys to be at a version or absent without a trace, and
-holds. For anything else `commit_plainly` does nothing and says None, and `judging` and `performing`, which know the whole
-rule, take over. So this is a shorter way to the same end, never another rule; the conformance suite takes both ways.
+A request is plain if it only puts lasting, listed values, expects keys to be at a version or absent without a trace,
+and holds. For anything else `commit_plainly` does nothing and says None, and `judging` and `performing`, which know
+the whole rule, take over. So this is a shorter way to the same end, never another rule; the conformance suite takes
+both ways.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class State:
         self.swept = 0
         self.forgotten: TransactionId = -1
         self.forgotten_fence: TransactionId = -1
-        self.waiters: list[Waiter] = []
+        self.waiters: dict[Waiter, None] = {}
 
     def time(self) -> float:
         """The engine's clock, which never runs backwards."""

@@ -1,0 +1,487 @@
+"""What the memory backend promises beyond the contract of the port: names, forks, clocks, interrupts, and leaving
+nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import linecache
+import os
+import pickle
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import trio
+
+import interlock.backends.memory
+from interlock import codec
+from interlock.backends.memory import MemoryBackend
+from interlock.errors import UnsupportedError, UsageError
+from interlock.model import Delete, Merge, Operation, Settled, Token
+from interlock.ports import Backend
+from interlock.testing.conformance.world import EVERYTHING, Subject, key, new_transaction, put, span, step, thawed
+
+_names = (f"test-{number}" for number in itertools.count())
+
+
+def _add(amount: int, floor: int | None = None) -> Merge:
+    return Merge((Operation("add", codec.freeze(amount), None if floor is None else codec.freeze(floor)),))
+
+
+class Clock:
+    """Time that the test moves."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+def test_a_name_is_shared_in_the_process_and_outlives_those_who_close() -> None:
+    name = next(_names)
+    first, second = Subject(MemoryBackend(name)), Subject(MemoryBackend(name))
+    step(first.commit({key("a"): put(1)}))
+    assert step(second.value(key("a"))) == 1
+    step(first.backend.close())
+    with pytest.raises(UsageError):
+        step(first.value(key("a")))
+    step(second.commit({key("a"): put(2)}))
+    step(second.backend.close())
+    del first, second
+    gc.collect()
+    assert step(Subject(MemoryBackend(name)).value(key("a"))) == 2
+
+
+def test_stores_without_a_name_and_with_other_names_are_apart() -> None:
+    stores = [Subject(MemoryBackend(name)) for name in (None, None, next(_names), next(_names))]
+    step(stores[0].commit({key("a"): put(1)}))
+    assert [step(store.value(key("a"))) for store in stores] == [1, None, None, None]
+    tokens = [step(store.backend.snapshot()) for store in stores]
+    assert len({token.store for token in tokens}) == 4
+
+
+def test_a_blocking_leaf_is_closed_on_its_own() -> None:
+    store = Subject(MemoryBackend())
+    leaf = Subject(store.backend.blocking())
+    step(leaf.commit({key("a"): put(1)}))
+    step(store.backend.close())
+    assert step(leaf.value(key("a"))) == 1
+    with pytest.raises(UsageError):
+        store.backend.blocking()
+
+
+def test_a_memory_store_is_not_pickled() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        pickle.dumps(MemoryBackend(next(_names)))
+    assert caught.value.capability == "processes"
+
+
+def test_it_says_its_name() -> None:
+    assert repr(MemoryBackend()) == "MemoryBackend()"
+    assert repr(MemoryBackend("shop")) == "MemoryBackend('shop')"
+
+
+# -- forks -------------------------------------------------------------------------------------------------------------
+def _in_child(check: Callable[[], bool]) -> bool:
+    """Fork, run the check in the child, and say what came of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
+        child = os.fork()
+    if child == 0:
+        good = False
+        try:
+            good = check()
+        finally:
+            os._exit(0 if good else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_forked_child_is_refused_by_every_call() -> None:
+    store = Subject(MemoryBackend(next(_names)))
+    token = step(store.commit({key("a"): put(1)})).token
+    request = step(store.request({key("a"): put(2)}))
+    backend = store.backend
+    leaf = backend.blocking()
+    calls: list[Callable[[], Any]] = [
+        backend.snapshot,
+        lambda: backend.read([key("a")]),
+        lambda: backend.scan(EVERYTHING),
+        lambda: backend.commit(request),
+        lambda: backend.outcome(1, fence=True),
+        lambda: backend.changes(None),
+        lambda: backend.wait(token, 0.0),
+        lambda: backend.history(key("a")),
+        backend.now,
+        lambda: backend.compact(0.0),
+        leaf.snapshot,
+    ]
+
+    def check() -> bool:
+        return all(_refusal(call).endswith("open one in the child") for call in calls)
+
+    assert _in_child(check)
+    assert step(store.value(key("a"))) == 1
+
+
+def _refusal(call: Callable[[], Any]) -> str:
+    try:
+        step(call())
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def test_a_child_opens_a_store_of_its_own_even_while_a_commit_holds_the_lock() -> None:
+    name = next(_names)
+    backend = MemoryBackend(name)
+    step(Subject(backend).commit({key("a"): put(1)}))
+
+    def check() -> bool:
+        mine = Subject(MemoryBackend(name))
+        step(mine.commit({key("b"): put(2)}))
+        return step(mine.listing()) == {key("b"): 2}
+
+    with backend._engine.state.lock:
+        assert _in_child(check)
+    assert step(Subject(backend).listing()) == {key("a"): 1}
+
+
+# -- clocks ------------------------------------------------------------------------------------------------------------
+def test_the_clock_may_be_given_and_never_runs_backwards() -> None:
+    clock = Clock()
+    store = Subject(MemoryBackend(clock=clock))
+    assert step(store.backend.now()) == 1000.0
+    clock.now = 1010.0
+    assert step(store.commit({key("a"): put(1)})).at == 1010.0
+    clock.now = 900.0
+    assert step(store.backend.now()) == 1010.0
+    assert step(store.commit({key("a"): put(2)})).at == 1010.0
+    assert step(store.backend.read([key("a")])).at == 1010.0
+
+
+def test_a_named_store_has_one_clock() -> None:
+    name, clock = next(_names), Clock()
+    MemoryBackend(name, clock=clock)
+    MemoryBackend(name, clock=clock)
+    MemoryBackend(name)
+    with pytest.raises(UsageError):
+        MemoryBackend(name, clock=Clock())
+
+
+def test_entries_expire_by_the_engines_clock() -> None:
+    clock = Clock()
+    store = Subject(MemoryBackend(clock=clock))
+    step(store.commit({key("a"): put(1, ttl_seconds=10.0), key("b"): put(1, ttl_seconds=20.0)}))
+    step(store.commit({key("b"): put(2, ttl_seconds=30.0)}))
+    assert step(store.backend.compact(0.0)) == 0
+    clock.now = 1010.0
+    assert step(store.backend.compact(0.0)) == 1
+    assert step(store.listing()) == {key("b"): 2}
+    clock.now = 1029.9
+    assert step(store.backend.compact(0.0)) == 0
+    clock.now = 1030.0
+    assert step(store.backend.compact(0.0)) == 1
+    assert step(store.listing()) == {}
+    assert [change.agent for change in step(store.feed())] == ["tester", "tester", "interlock", "interlock"]
+
+
+# -- waiting -----------------------------------------------------------------------------------------------------------
+def test_waiting_on_trio() -> None:
+    store = Subject(MemoryBackend())
+
+    async def main() -> None:
+        token = await store.backend.snapshot()
+        assert await store.backend.wait(token, 0.01) is False
+        ends: list[bool] = []
+
+        async def wait() -> None:
+            ends.append(await store.backend.wait(token, 30.0))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            while not store.backend._engine.state.waiters:  # type: ignore[attr-defined]
+                await trio.sleep(0)
+            await trio.to_thread.run_sync(lambda: step(store.commit({key("a"): put(1)})))
+        assert ends == [True]
+
+    trio.run(main)
+
+
+def test_one_commit_wakes_everybody_on_every_loop() -> None:
+    store = Subject(MemoryBackend())
+    state = store.backend._engine.state  # type: ignore[attr-defined]
+    token = step(store.backend.snapshot())
+    ends: list[bool] = []
+
+    async def wait_in_loop() -> None:
+        ends.extend(await asyncio.gather(*[store.backend.wait(token, 30.0) for _ in range(5)]))
+
+    threads = [threading.Thread(target=lambda: asyncio.run(wait_in_loop())) for _ in range(2)]
+    leaf = store.backend.blocking()
+    threads += [threading.Thread(target=lambda: ends.append(step(leaf.wait(token, 30.0)))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    while len(state.waiters) < 12:
+        pass
+    step(store.commit({key("a"): put(1)}))
+    for thread in threads:
+        thread.join(30)
+    assert ends == [True] * 12
+    assert state.waiters == {}
+
+
+def test_a_cancelled_wait_leaves_no_waiter_behind() -> None:
+    store = Subject(MemoryBackend())
+    state = store.backend._engine.state  # type: ignore[attr-defined]
+
+    async def main() -> None:
+        token = await store.backend.snapshot()
+        task = asyncio.create_task(store.backend.wait(token, 30.0))
+        await asyncio.sleep(0)
+        assert len(state.waiters) == 1
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert state.waiters == {}
+
+    asyncio.run(main())
+
+
+def test_closing_ends_the_waiting_of_that_object_only() -> None:
+    name = next(_names)
+    mine, other = MemoryBackend(name), MemoryBackend(name)
+
+    async def main() -> None:
+        token = await mine.snapshot()
+        waits = [asyncio.create_task(backend.wait(token, 30.0)) for backend in (mine, other)]
+        await asyncio.sleep(0)
+        await mine.close()
+        with pytest.raises(UsageError):
+            await waits[0]
+        assert not waits[1].done()
+        await Subject(other).commit({key("a"): put(1)})
+        assert await waits[1] is True
+
+    asyncio.run(main())
+
+
+def test_stepped_callers_take_the_leaf_to_wait() -> None:
+    store = Subject(MemoryBackend())
+    token = step(store.backend.snapshot())
+    with pytest.raises(UsageError, match="no event loop"):
+        step(store.backend.wait(token, 0.0))
+    assert step(store.backend.blocking().wait(token, 0.0)) is False
+
+
+# -- leaving nothing behind --------------------------------------------------------------------------------------------
+def _compact_all(store: Subject) -> None:
+    while step(store.backend.compact(1e12)):
+        pass
+
+
+def test_compaction_leaves_nothing_but_live_entries() -> None:
+    store = Subject(MemoryBackend())
+    state = store.backend._engine.state  # type: ignore[attr-defined]
+    for number in range(50):
+        step(store.commit({key("n", number % 5): put(number), key("u", number): put(1, listed=False)}))
+        step(store.commit({key("lock", number % 3): put(number)}, quiet=True))
+        step(store.commit({key("n", number % 5): Delete(), key("u", number): Delete()}))
+        step(store.commit({key("lock", number % 3): Delete()}, quiet=True))
+        step(store.backend.outcome(new_transaction(), fence=True))
+    step(store.listing())
+    step(store.commit({key("kept"): put(1)}))
+    _compact_all(store)
+    assert list(state.current) == [key("kept")]
+    assert not any((state.chains, state.torn, state.log, state.records, state.fences))
+    assert list(state.order.walk(EVERYTHING)) == [key("kept")]
+
+
+def test_refused_commits_leave_nothing_behind() -> None:
+    store = Subject(MemoryBackend())
+    state = store.backend._engine.state  # type: ignore[attr-defined]
+    for number in range(10):
+        with pytest.raises(Exception, match="Operation"):
+            step(store.commit({key("order", number): put(1), key("stock"): _add(-1, floor=0)}))
+        step(store.refused({key("order", number): put(1)}, reads={key("stock"): (1, 1)}))
+    assert not any((state.current, state.chains, state.log, state.records, state.order.fresh))
+
+
+def test_a_long_history_is_trimmed_and_found_fast() -> None:
+    store = Subject(MemoryBackend())
+    tokens = [step(store.commit({key("a"): put(number)})).token for number in range(3000)]
+    assert [step(store.value(key("a"), tokens[number])) for number in (0, 1, 1500, 2998, 2999)] == [
+        0,
+        1,
+        1500,
+        2998,
+        2999,
+    ]
+    assert len(step(store.backend.history(key("a"), limit=10_000))) == 3000
+    at = step(store.backend.read([])).at
+    step(store.backend.compact(at + 1.0, limit=1000))
+    assert len(step(store.backend.history(key("a"), limit=10_000))) == 2001
+    assert step(store.value(key("a"), tokens[999])) == 999
+    assert step(store.backend.outcome(new_transaction(), fence=False))[0] is Settled.UNSEEN
+
+
+# -- interrupts --------------------------------------------------------------------------------------------------------
+_HERE = str(Path(interlock.backends.memory.__file__).parent)
+
+
+class _Interrupting:
+    """Raises KeyboardInterrupt at the nth line that the memory backend runs, as a signal handler might."""
+
+    def __init__(self, nth: int) -> None:
+        self.left = nth
+
+    def __enter__(self) -> _Interrupting:
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _call(self, frame: FrameType, event: str, _: Any) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(_HERE) else None
+
+    def _leaves_block(self, frame: FrameType) -> bool:
+        """A ``with`` is traced once more before it releases the lock; no signal is ever delivered there."""
+        return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
+
+    def _line(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line" and not self._leaves_block(frame):
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self._line
+
+
+def _furnished() -> tuple[Subject, Token]:
+    store = Subject(MemoryBackend(clock=itertools.count(1000).__next__))
+    step(store.commit({key("a"): put(1), key("b"): put(1), key("n"): put(1), key("c1"): put(1), key("c2"): put(1)}))
+    step(store.commit({key("b"): put(2), key("gone"): put(1, ttl_seconds=0.5)}))
+    step(store.commit({key("lock"): put(1)}, quiet=True))
+    return store, step(store.backend.snapshot())
+
+
+def _shown(store: Subject) -> dict[str, Any]:
+    """Everything that can be seen of a store."""
+    names = [key(text) for text in ("a", "b", "n", "c1", "c2", "new", "gone", "lock", "hidden")]
+    entries = step(store.backend.read(names)).entries
+    return {
+        "values": [thawed(entry) for entry in entries],
+        "listing": step(store.listing()),
+        "history": [[thawed(entry) for entry, _ in step(store.backend.history(name))] for name in names],
+        "feed": [sorted(change.writes) for change in step(store.feed())],
+        "newest": len({entry.version for entry in entries if entry is not None}),
+    }
+
+
+_ACTS: dict[str, Callable[[Subject], Any]] = {
+    "commit": lambda store: store.commit({key("a"): put(5), key("b"): put(5), key("new"): put(5)}),
+    "everything": lambda store: store.commit(
+        {
+            key("a"): put(9),
+            key("n"): _add(1),
+            key("b"): Delete(),
+            key("hidden"): put(1, listed=False),
+            key("new"): _add(3),
+        },
+        clears=(span("c", "d"),),
+        spans=(span("x", "z"),),
+        reads={key("gone"): step(store.version(key("gone")))},
+    ),
+    "quiet": lambda store: store.commit({key("lock"): Delete(), key("a"): put(7), key("new"): put(1)}, quiet=True),
+    "expire": lambda store: store.backend.compact(0.0),
+}
+
+
+@pytest.mark.parametrize("act", list(_ACTS))
+def test_an_interrupt_at_any_line_leaves_all_or_nothing(act: str) -> None:
+    before, token = _furnished()
+    untouched = _shown(before)
+    step(_ACTS[act](before))
+    done = _shown(before)
+    assert untouched != done
+    seen = []
+    for nth in itertools.count(1):
+        store, token = _furnished()
+        old = step(store.listing(token))
+        coroutine = _ACTS[act](store)
+        interrupting = _Interrupting(nth)
+        try:
+            with interrupting:
+                step(coroutine)
+        except KeyboardInterrupt:
+            pass
+        shown = _shown(store)
+        assert shown in (untouched, done), f"torn by an interrupt at line {nth}"
+        seen.append(shown == done)
+        if act != "quiet" or shown == untouched:
+            assert step(store.listing(token)) == old
+        step(store.commit({key("new"): put("next"), key("b"): put("next")}))
+        assert step(store.value(key("new"))) == "next"
+        if interrupting.left > 0:
+            break
+    assert seen == sorted(seen), "what was done comes undone"
+    assert seen[0] is False
+    assert seen[-1] is True
+
+
+def test_an_interrupted_compaction_can_be_gone_on_with() -> None:
+    for nth in itertools.count(1):
+        store, _ = _furnished()
+        step(store.commit({key("b"): put(3)}))
+        step(store.commit({key("a"): Delete(), key("lock"): Delete()}))
+        newest = step(store.backend.snapshot())
+        values = step(store.listing(newest, span(None, "g")))
+        interrupting = _Interrupting(nth)
+        coroutine = store.backend.compact(1e9)
+        try:
+            with interrupting:
+                step(coroutine)
+        except KeyboardInterrupt:
+            pass
+        assert step(store.listing(None, span(None, "g"))) == values
+        _compact_all(store)
+        state = store.backend._engine.state  # type: ignore[attr-defined]
+        assert step(store.listing(None, span(None, "g"))) == values
+        assert not any((state.chains, state.torn, state.log, state.records))
+        assert set(state.current) == set(step(store.listing()))
+        if interrupting.left > 0:
+            break
+
+
+def test_a_wake_up_that_was_interrupted_is_made_up_for_by_the_next_commit() -> None:
+    for nth in itertools.count(1):
+        store, token = _furnished()
+        ends: list[bool] = []
+        leaf = store.backend.blocking()
+
+        def wait(leaf: Backend = leaf, token: Token = token, ends: list[bool] = ends) -> None:
+            ends.append(step(leaf.wait(token, 30.0)))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not ends and not store.backend._engine.state.waiters:  # type: ignore[attr-defined]
+            pass
+        interrupting = _Interrupting(nth)
+        coroutine = store.commit({key("a"): put(5)})
+        try:
+            with interrupting:
+                step(coroutine)
+        except KeyboardInterrupt:
+            step(store.commit({key("a"): put(6)}))
+        thread.join(20.0)
+        assert ends == [True], f"nobody is woken after an interrupt at line {nth}"
+        if interrupting.left > 0:
+            break
