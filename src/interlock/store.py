@@ -214,6 +214,7 @@ class Attempt(Generic[V]):
     ) -> bool:
         txn = self._txn
         assert txn is not None
+        txn.leave_gate()
         if error is None:
             self._done = True
             return False

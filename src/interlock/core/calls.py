@@ -13,8 +13,15 @@ from typing import Any, Final, NoReturn
 
 from interlock.errors import UsageError
 
-ACTIVE, READY, DOOMED, COMMITTED, ROLLED_BACK = range(5)
-_STATES: Final = ("active", "not entered yet", "doomed", "already committed", "already rolled back")
+ACTIVE, READY, DOOMED, COMMITTED, ROLLED_BACK, LEFT_BEHIND = range(6)
+_STATES: Final = (
+    "active",
+    "not entered yet",
+    "doomed",
+    "already committed",
+    "already rolled back",
+    "of the process before os.fork()",
+)
 
 
 class Attempted:

@@ -176,7 +176,7 @@ def _assemble(txn: Transaction, writes: dict[Key, Write], guards: dict[Key, Expe
             else:
                 reads[key] = entry.version
     else:
-        reads = modes.read_expectations(mode, read, txn.writes, txn.invariant_reads or ())
+        reads = txn.expectations(txn.writes)
         observed = modes.observed_reads(read, reads)
     spans: tuple[Span, ...] = ()
     if txn.spans is not None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from interlock.core import isolation as modes
 from interlock.core import transaction as transactions
-from interlock.core.calls import COMMITTED, ROLLED_BACK
+from interlock.core.calls import COMMITTED, LEFT_BEHIND, ROLLED_BACK
 from interlock.core.isolation import Isolation
 from interlock.core.options import DEFAULTS, Chosen
 from interlock.core.retry import RetryPolicy
@@ -127,9 +127,9 @@ class Engine:
         open_transaction = current.get()
         if open_transaction is None or open_transaction.engine is not self or detached:
             return None
+        if open_transaction.state in (COMMITTED, ROLLED_BACK, LEFT_BEHIND):
+            return None
         if not open_transaction.same_context():
-            if open_transaction.state in (COMMITTED, ROLLED_BACK):
-                return None
             raise UsageError(
                 "a session of another task or thread is open in this context; await it there, or pass detached=True "
                 "for a transaction of its own"

@@ -23,7 +23,7 @@ a key with a value is compared by version and never by value, so that changed-an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Literal
 
 from interlock.errors import UsageError
@@ -54,15 +54,26 @@ def expectation(entry: Entry | None) -> Expectation:
 
 
 def read_expectations(
-    mode: int, reads: Mapping[Key, Entry | None], writes: Mapping[Key, Write], invariant_reads: Iterable[Key] = ()
+    mode: int,
+    reads: Mapping[Key, Entry | None],
+    writes: Mapping[Key, Write],
+    invariant_reads: Iterable[Key] = (),
+    chains: Collection[Key] = (),
+    clears: Collection[Span] = (),
 ) -> dict[Key, Expectation]:
-    """The ``reads`` of a commit request."""
+    """The ``reads`` of a commit request. In snapshot mode what was read counts where it is also written: put, deleted,
+    merged (``chains`` are merges too) or cleared."""
     if mode >= OPTIMISTIC:
         out = {key: expectation(entry) for key, entry in reads.items()}
     else:
         out = {key: expectation(reads[key]) for key in invariant_reads}
         if mode == SNAPSHOT:
-            out.update((key, expectation(entry)) for key, entry in reads.items() if key in writes)
+            written = writes.keys() | chains
+            out.update(
+                (key, expectation(entry))
+                for key, entry in reads.items()
+                if key in written or any(span.start <= key < span.stop for span in clears)
+            )
     if mode in (SNAPSHOT, OPTIMISTIC):
         for key, write in writes.items():
             if key not in reads and type(write) is not Merge:

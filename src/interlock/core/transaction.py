@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from interlock import merges
 from interlock.core import isolation as modes
 from interlock.core import refusals
-from interlock.core.calls import ACTIVE, DOOMED, READY, ROLLED_BACK, Attempted
+from interlock.core.calls import ACTIVE, DOOMED, LEFT_BEHIND, READY, ROLLED_BACK, Attempted
 from interlock.core.space import MergeFunction, Resource, Space
 from interlock.errors import ConflictError, DeadlineExceededError, InterlockError, UsageError
 from interlock.model import (
@@ -37,6 +37,7 @@ from interlock.model import (
     CommitRequest,
     Delete,
     Entry,
+    Expectation,
     Key,
     Merge,
     MergeRefused,
@@ -76,7 +77,11 @@ class _Process:
         self.generation = Generation()
 
     def forked(self) -> None:
+        """In the child: an open session of the forking thread stays the parent's, every call on the copy is refused."""
         self.generation = Generation()
+        txn = current.get()
+        if txn is not None:
+            txn.state = LEFT_BEHIND
 
 
 process: Final = _Process()
@@ -333,7 +338,7 @@ class Transaction(Attempted):
         transaction never sees two states."""
         if self.stale is None and (always_raise or not self.pinned):
             token = await self.need_token()
-            expected = modes.read_expectations(self.mode, self.reads, {}, self.invariant_reads or ())
+            expected = self.expectations({})
             spans = modes.validated_spans(modes.SERIALIZABLE, self.spans or (), ())
             request = CommitRequest(self.id, self.agent, self.isolation, token, expected, {}, {}, spans)
             try:
@@ -367,11 +372,17 @@ class Transaction(Attempted):
 
     async def _check_written(self) -> None:
         token = await self.need_token()
-        expected = modes.read_expectations(self.mode, self.reads, self.writes, self.invariant_reads or ())
+        expected = self.expectations(self.writes)
         try:
             await self.backend.commit(CommitRequest(self.id, self.agent, self.isolation, token, expected, {}, {}))
         except CommitRefused as refused:
             raise self.conflict(refused.clashes) from None
+
+    def expectations(self, writes: dict[Key, Write]) -> dict[Key, Expectation]:
+        """What must still hold of the keys read, and of those written blindly."""
+        return modes.read_expectations(
+            self.mode, self.reads, writes, self.invariant_reads or (), self.chains or (), self.clears or ()
+        )
 
     def conflict(self, clashes: tuple[Clash, ...]) -> ConflictError:
         """The public form of what a backend refused."""
