@@ -1,0 +1,5 @@
+"""``python -m benchmarks``."""
+
+from benchmarks.command import main
+
+main()

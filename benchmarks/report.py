@@ -1,0 +1,88 @@
+"""Tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measure import Figures, Ratio
+from benchmarks.scale import Point
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything that one run has found."""
+
+    machine: dict[str, str | int | float]
+    settings: dict[str, Any]
+    cells: list[Figures] = field(default_factory=list)
+    scale: list[Point] = field(default_factory=list)
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
+
+
+def show(report: Report, console: Console) -> None:
+    """All tables that have rows."""
+    facts = ", ".join(f"{name} {value}" for name, value in report.machine.items() if name != "command")
+    console.print(f"[bold]{report.machine['command']}[/bold]\n{facts}", highlight=False)
+    for group in dict.fromkeys(figures.group for figures in report.cells):
+        console.print(_cells_table(group, [figures for figures in report.cells if figures.group == group]))
+    for backend, axis in dict.fromkeys((point.backend, point.axis) for point in report.scale):
+        points = [point for point in report.scale if (point.backend, point.axis) == (backend, axis)]
+        console.print(_scale_table(f"{backend}: us for each call, by the number of {axis}", points))
+
+
+def _cells_table(group: str, rows: Sequence[Figures]) -> Table:
+    floors = [row.name for row in rows if row.floor]
+    compared = "CPU time" if rows[0].by_cpu else "commits/s"
+    title = f"{group}; ratios are of {compared}"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("cell")
+    for heading in ("commits/s", "p50 ms", "p99 ms", "CPU us"):
+        table.add_column(heading, justify="right")
+    for floor in floors:
+        table.add_column(f"/ {floor.removeprefix('floor: ')}", justify="right")
+    for row in rows:
+        ratios = {ratio.floor: ratio for ratio in row.ratios}
+        table.add_row(
+            row.name,
+            f"{row.commits_per_second:,.0f}",
+            f"{row.p50_ms:.3f}",
+            f"{row.p99_ms:.3f}",
+            f"{row.cpu_us:,.1f}",
+            *(_ratio_text(ratios.get(floor)) for floor in floors),
+            style="dim" if row.floor else None,
+        )
+    return table
+
+
+def _ratio_text(ratio: Ratio | None) -> str:
+    if ratio is None:
+        return "1"
+    text = f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
+    if ratio.met is None:
+        return text
+    return f"{text} [green]met[/green]" if ratio.met else f"{text} [red]missed[/red]"
+
+
+def _scale_table(title: str, points: Sequence[Point]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("call, figure")
+    counts = sorted({point.count for point in points})
+    for count in counts:
+        table.add_column(f"{count:,}", justify="right")
+    for call in dict.fromkeys(point.call for point in points):
+        own = {point.count: point for point in points if point.call == call}
+        for name in ("p50_us", "p99_us", "cpu_us"):
+            label = f"{call}, {'CPU' if name == 'cpu_us' else name.partition('_')[0]}"
+            table.add_row(label, *(f"{getattr(own[count], name):,.1f}" for count in counts))
+    return table
