@@ -276,7 +276,7 @@ KEEPS: list[tuple[Rule, str, str]] = [
     (tidy.ignores_have_codes, "keys", "x = 1  # type: ignore[misc]\ny = 1  # noqa: E501\ns = '# type: ignore'"),
     (tidy.glossary, "core.writing", "def write(txn, key): ..."),
     (tidy.glossary, "keys", "def f(value):\n    txn = value\nclass _Mgr:\n    db: str\ndef _cb(conn): ..."),
-    (tidy.units, "keys", "def f(timeout_seconds: float, limit_bytes: int, wait: bool, delays: list[str]): ..."),
+    (tidy.units, "keys", "def f(timeout_seconds: float, size_bytes: int, wait: bool, delays: list[str]): ..."),
     (tidy.no_sleeps, "test_x", "import asyncio\nasync def f():\n    await asyncio.sleep(0)\nclock.sleep(3)"),
 ]
 

@@ -317,7 +317,7 @@ def banned_words(name: str) -> Iterator[str]:
 def wrong_units(name: str, annotation: str | None) -> Iterator[str]:
     """What is wrong with the unit in a name; only numbers have one."""
     parts = words(name)
-    if WRONG_UNITS & set(parts) and len(parts) > 1:
+    if WRONG_UNITS & set(parts) and len(parts) > 1 and parts[-1] not in ("seconds", "bytes"):
         yield f"{name!r}: durations end in _seconds, amounts of data in _bytes"
     number = annotation is not None and re.search(r"\b(int|float)\b", annotation)
     if number and DURATION_WORDS & set(parts) and parts[-1] != "seconds":
