@@ -314,10 +314,19 @@ class Transaction(Attempted):
         return await self.fetch(raw)
 
     async def queue_for(self, raw: Key) -> None:
-        """Wait at the gate of a hot key, for as long as this attempt holds no other."""
-        if self.gate is None:
+        """Wait at the gate of a hot key, for as long as neither this attempt nor one around it holds any."""
+        if self.gate is None and not self._enclosed_by_gate():
             await self.engine.gates.enter(raw, self)
             self.gate = raw
+
+    def _enclosed_by_gate(self) -> bool:
+        """Whether a transaction that waits for this one to end holds a gate: to queue then could be to wait for it."""
+        outer: Any = current.get() if self.context is None else self.context.old_value
+        while type(outer) is Transaction:
+            if outer.gate is not None and outer is not self:
+                return True
+            outer = None if outer.context is None else outer.context.old_value
+        return False
 
     def leave_gate(self) -> None:
         """Let the next one through the gate of the hot key."""
