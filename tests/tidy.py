@@ -35,7 +35,7 @@ IMPORTS: dict[str, set[str]] = {
     "opening": FOUNDATION | {"backends"},
     "store": FOUNDATION | {"core", "opening"},
     "stepping": CORE | {"core"},
-    "sync": FOUNDATION | {"core", "opening", "stepping"},
+    "sync": FOUNDATION | {"core", "backends", "opening", "stepping"},
     "cli": FOUNDATION | {"core", "backends", "sync", "demo", ""},
     "demo": FOUNDATION | {"core", "backends", "sync", ""},
     "testing": FOUNDATION | {"core", "backends", "gates", "sync", "cli", "demo", ""},
