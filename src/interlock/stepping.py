@@ -28,7 +28,7 @@ from interlock.keys import UserKey as Key
 from interlock.model import Delete
 
 if TYPE_CHECKING:
-    from interlock.sync import SharedResource
+    from interlock.sync.store import SharedResource
 
 V = TypeVar("V")
 W = TypeVar("W")

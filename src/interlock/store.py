@@ -114,14 +114,8 @@ class Sessions(Generic[V]):
 
         Raises: what ``fn`` raises, `RetriesExhaustedError`, `DeadlineExceededError`, `InvariantError`,
             `IdempotencyMismatchError`, `CommitUnknownError`."""
-        running = Running(
-            self._engine,
-            self._resource,
-            choose(dict(options) if options else NONE_GIVEN, retries=True),
-            AgentSession,
-            fn,
-            args,
-        )
+        chosen = choose(dict(options) if options else NONE_GIVEN, retries=True)
+        running = Running(self._engine, self._resource, chosen, AgentSession, fn, args)
         value: T = await running.run()
         return value
 
@@ -129,14 +123,8 @@ class Sessions(Generic[V]):
         self, fn: Callable[[AgentSession[V], *Ts], Awaitable[T]], *args: *Ts, **options: Unpack[Options]
     ) -> Committed[T]:
         """Like `run`, and says what happened: attempts, replay, transaction id, cursor."""
-        running = Running(
-            self._engine,
-            self._resource,
-            choose(dict(options) if options else NONE_GIVEN, retries=True),
-            AgentSession,
-            fn,
-            args,
-        )
+        chosen = choose(dict(options) if options else NONE_GIVEN, retries=True)
+        running = Running(self._engine, self._resource, chosen, AgentSession, fn, args)
         return running.detailed(await running.run())
 
     def transactional(

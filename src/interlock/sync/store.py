@@ -1,4 +1,4 @@
-"""The same API for plain synchronous code: `open`, `Store`, `SharedResource`, `Attempt`, `AgentSession`.
+"""The synchronous store: `open`, `Store`, `SharedResource`, `Attempt`.
 
 No event loop, no background thread of ours for each call: the coroutines of the core are stepped on the caller's thread
 (`interlock.stepping`). A test keeps the names, parameters, defaults and first lines of documentation equal to those
@@ -32,8 +32,6 @@ from interlock.core.calls import READY
 from interlock.core.diagnosis import Entry, Outcome
 from interlock.core.engine import Engine
 from interlock.core.isolation import Isolation
-from interlock.core.log import Change, Cursor
-from interlock.core.log import TransactionLog as AsyncTransactionLog
 from interlock.core.options import NONE_GIVEN, Chosen, Options, SessionOptions, choose
 from interlock.core.retry import RetryPolicy
 from interlock.core.retrying import Retrying
@@ -46,6 +44,7 @@ from interlock.opening import backend_for, for_sync
 from interlock.ports import Backend, Runtime
 from interlock.runtime import BlockingRuntime
 from interlock.stepping import AgentSession, AgentView, AsyncFunctionInSyncCode, step, step_all
+from interlock.sync.log import TransactionLog
 
 V = TypeVar("V")
 W = TypeVar("W")
@@ -53,34 +52,6 @@ D = TypeVar("D")
 T = TypeVar("T")
 P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
-
-
-class TransactionLog:
-    """The feed: every committed transaction once, after all that it depends on, as long as the store keeps history."""
-
-    __slots__ = ("_log",)
-
-    def __init__(self, engine: Engine) -> None:
-        self._log = AsyncTransactionLog(engine)
-
-    def head(self) -> Cursor:
-        """The cursor behind everything that is committed now."""
-        return step(self._log.head())
-
-    def changes(self, since: Cursor | None = None, *, follow: bool = False) -> Iterator[Change]:
-        """Changes behind ``since`` (None: from the oldest kept), in an order that all that depends on them keeps.
-
-        Ends at what is committed now, unless ``follow``: then it goes on for ever. Raises `SnapshotTooOldError` if
-        something behind ``since`` is no longer kept, never skips it."""
-        return step_all(self._log.changes(since, follow=follow))
-
-    def get(self, transaction_id: str) -> Change | None:
-        """The change of a transaction, or None if it has not committed or is no longer kept."""
-        return step(self._log.get(transaction_id))
-
-    def wait(self, since: Cursor, *, timeout_seconds: float) -> bool:
-        """Whether something behind ``since`` was committed before the time ran out; returns soon after it was."""
-        return step(self._log.wait(since, timeout_seconds=timeout_seconds))
 
 
 def open(
@@ -151,14 +122,8 @@ class Sessions(Generic[V]):
 
         Raises: what ``fn`` raises, `RetriesExhaustedError`, `DeadlineExceededError`, `InvariantError`,
             `IdempotencyMismatchError`, `CommitUnknownError`."""
-        running = Running(
-            self._engine,
-            self._resource,
-            choose(dict(options) if options else NONE_GIVEN, retries=True),
-            AgentSession,
-            fn,
-            args,
-        )
+        chosen = choose(dict(options) if options else NONE_GIVEN, retries=True)
+        running = Running(self._engine, self._resource, chosen, AgentSession, fn, args)
         return step(running.run())
 
     @overload
@@ -175,14 +140,8 @@ class Sessions(Generic[V]):
     ) -> Committed[T]: ...
     def run_detailed(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:  # type: ignore[misc]
         """Like `run`, and says what happened: attempts, replay, transaction id, cursor."""
-        running = Running(
-            self._engine,
-            self._resource,
-            choose(dict(options) if options else NONE_GIVEN, retries=True),
-            AgentSession,
-            fn,
-            args,
-        )
+        chosen = choose(dict(options) if options else NONE_GIVEN, retries=True)
+        running = Running(self._engine, self._resource, chosen, AgentSession, fn, args)
         return running.detailed(step(running.run()))
 
     def transactional(

@@ -1,0 +1,97 @@
+"""The same API for plain synchronous code: every name of `interlock`, without `await`.
+
+A test keeps names, parameters, defaults and the first lines of documentation equal to those of `interlock`.
+"""
+
+from interlock.backends.memory import MemoryBackend
+from interlock.backends.sqlite import SQLiteBackend
+from interlock.core.diagnosis import Entry, Outcome
+from interlock.core.isolation import Isolation
+from interlock.core.log import Change, Cursor, Written
+from interlock.core.options import Options, SessionOptions
+from interlock.core.retry import RetryPolicy
+from interlock.core.running import Committed
+from interlock.core.transaction import DELETE
+from interlock.errors import (
+    BackendCorruptError,
+    BackendError,
+    BackendUnavailableError,
+    CommitUnknownError,
+    Conflict,
+    ConflictError,
+    DeadlineExceededError,
+    IdempotencyInProgressError,
+    IdempotencyMismatchError,
+    InterlockError,
+    InvariantError,
+    IsolationError,
+    LimitExceededError,
+    NotFoundError,
+    RangeConflict,
+    ReadConflict,
+    RetriesExhaustedError,
+    SchemaMismatchError,
+    SnapshotTooOldError,
+    TransactionError,
+    UnsupportedError,
+    UsageError,
+    ValueRefusedError,
+    WriteConflict,
+)
+from interlock.keys import UserKey as Key
+from interlock.model import Delete
+from interlock.ports import Backend, Capability
+from interlock.stepping import AgentSession, AgentView
+from interlock.sync.log import TransactionLog
+from interlock.sync.store import Attempt, SharedResource, Store, open
+
+__all__ = [
+    "DELETE",
+    "AgentSession",
+    "AgentView",
+    "Attempt",
+    "Backend",
+    "BackendCorruptError",
+    "BackendError",
+    "BackendUnavailableError",
+    "Capability",
+    "Change",
+    "CommitUnknownError",
+    "Committed",
+    "Conflict",
+    "ConflictError",
+    "Cursor",
+    "DeadlineExceededError",
+    "Delete",
+    "Entry",
+    "IdempotencyInProgressError",
+    "IdempotencyMismatchError",
+    "InterlockError",
+    "InvariantError",
+    "Isolation",
+    "IsolationError",
+    "Key",
+    "LimitExceededError",
+    "MemoryBackend",
+    "NotFoundError",
+    "Options",
+    "Outcome",
+    "RangeConflict",
+    "ReadConflict",
+    "RetriesExhaustedError",
+    "RetryPolicy",
+    "SQLiteBackend",
+    "SchemaMismatchError",
+    "SessionOptions",
+    "SharedResource",
+    "SnapshotTooOldError",
+    "Store",
+    "TransactionError",
+    "TransactionLog",
+    "UnsupportedError",
+    "UsageError",
+    "ValueRefusedError",
+    "WriteConflict",
+    "Written",
+    "open",
+]
