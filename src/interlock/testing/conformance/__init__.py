@@ -19,7 +19,9 @@ capability checks that using it raises `UnsupportedError` by its name (`DURABLE`
 refused).
 
 - `port` tests the contract of `interlock.ports.Backend`, races with real threads included;
-- `machine` drives the backend and a reference model in plain Python (`reference`) with the same random steps.
+- `machine` drives the backend and a reference model in plain Python (`reference`) with the same random steps;
+- `sessions` tests what a program sees: isolation, sessions, retries, idempotency, outcomes and the feed, through the
+  public names of `interlock` and `interlock.sync`.
 """
 
 from __future__ import annotations
@@ -41,15 +43,18 @@ _PARTS = (
     "port.life",
     "port.races",
     "machine",
+    "sessions.anomalies",
 )
 
 pytest.register_assert_rewrite(
     "interlock.testing.conformance.world",
+    "interlock.testing.conformance.sessions.desk",
     *(f"interlock.testing.conformance.{part}" for part in _PARTS),
 )
 
 # Only now, so that their asserts are rewritten.
 world = import_module("interlock.testing.conformance.world").world
+desk = import_module("interlock.testing.conformance.sessions.desk").desk
 _MODULES = [import_module(f"interlock.testing.conformance.{part}") for part in _PARTS]
 
 
@@ -65,4 +70,4 @@ def _tests(modules: list[ModuleType]) -> dict[str, Any]:
 _found = _tests(_MODULES)
 globals().update(_found)
 
-__all__ = ["world", *_found]
+__all__ = ["desk", "world", *_found]
