@@ -3,9 +3,10 @@ r"""Keys as ordered bytes: byte order is tuple order, no two keys collide, every
 A key is a ``str``, or a tuple of ``str`` and ``int`` for hierarchies. The encoding follows the idea of FoundationDB's
 tuple layer, cut down to two types (https://github.com/apple/foundationdb/blob/main/design/tuple.md):
 
-- a text is ``02``, its UTF-8 with ``00`` written as ``00 ff``, and a final ``00``. UTF-8 keeps the order of code
-  points, and the terminator sorts below every continuation, so a shorter text comes before a longer one that it
-  begins;
+- a text is ``02``, its UTF-8 with ``00`` written as ``01 01`` and ``01`` as ``01 02``, and a final ``00``. UTF-8 keeps
+  the order of code points, and the terminator sorts below every continuation, so a shorter text comes before a longer
+  one that it begins. There is no ``00`` inside, so no text's bytes begin another's (with ``00 ff`` for ``00``, as in
+  FoundationDB, those of ``"a"`` would begin those of ``"a\0"``, and so would everything under them);
 - a whole number is ``20``, the count of its bytes, its bytes; a negative one is ``1f``, 255 minus the count, and the
   bytes of the number plus 256^count - 1, so that smaller numbers have smaller bytes;
 - a tuple is ``05`` and its parts. A plain text has no ``05``, so the key ``"a"`` and the key ``("a",)`` differ.
@@ -72,8 +73,8 @@ def _text(text: str) -> bytes:
         raw = text.encode()
     except UnicodeEncodeError:
         raise UsageError("a key must not hold half a surrogate pair") from None
-    if b"\0" in raw:
-        raw = raw.replace(b"\0", b"\0\xff")
+    if b"\0" in raw or b"\1" in raw:
+        raw = raw.replace(b"\1", b"\1\2").replace(b"\0", b"\1\1")
     return b"\x02" + raw + b"\0"
 
 
@@ -127,9 +128,10 @@ def _read_part(raw: bytes, place: int) -> tuple[str | int, int]:
 
 def _read_text(raw: bytes, place: int) -> tuple[str, int]:
     end = raw.index(b"\0", place + 1)
-    while raw[end + 1 : end + 2] == b"\xff":
-        end = raw.index(b"\0", end + 2)
-    return raw[place + 1 : end].replace(b"\0\xff", b"\0").decode(), end + 1
+    body = raw[place + 1 : end]
+    if b"\1" in body:
+        body = body.replace(b"\1\1", b"\0").replace(b"\1\2", b"\1")
+    return body.decode(), end + 1
 
 
 def following(raw: bytes) -> bytes:
