@@ -28,7 +28,7 @@ check: $(TEST_STAMP) ## Lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 pytest: $(TEST_STAMP) ## The tests alone (ARGS="-k sqlite")
 	$(BIN)/python -m pytest $(ARGS)
