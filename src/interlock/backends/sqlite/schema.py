@@ -1,0 +1,185 @@
+"""The tables, the statements that are used again and again, and how a file becomes a store.
+
+- ``current`` holds the newest version of each key, or its tombstone, and is updated in place.
+- ``feed`` has one row for each position, with the id of the transaction that took it. The record holds what the
+  feed tells and the image of each version that the commit replaced: history, outcome and feed are one row. A row
+  without a record is the origin (position 0) or a fence: an id that will never commit. The unique ids refuse a
+  transaction that is sent twice.
+- ``expiry`` lists keys by the time when they expire. It is filled by compaction from the feed, not by commits.
+- ``facts`` holds the store's id, its clock and what compaction has reached.
+
+So a commit of one key is two row writes and one entry of an index that grows at its end. Neither ``current`` nor
+``feed`` has another index: ``INSERT OR REPLACE`` then needs no look-up before it writes, and the default of ``key``
+(never used) spares each statement a journal of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from functools import cache
+from typing import Any, Final
+
+from interlock.backends.sqlite.connection import Connection
+from interlock.errors import BackendCorruptError, BackendUnavailableError, SchemaMismatchError
+
+APPLICATION: Final = 0x494C_434B
+VERSION: Final = 1
+
+_TABLES: Final = (
+    "CREATE TABLE current (key BLOB NOT NULL DEFAULT x'' PRIMARY KEY, position INTEGER, nonce INTEGER, value BLOB,"
+    " expires_at REAL, trail, listed INTEGER) WITHOUT ROWID",
+    "CREATE TABLE feed (position INTEGER PRIMARY KEY, id BLOB UNIQUE, at REAL, record BLOB)",
+    "CREATE TABLE expiry (expires_at REAL, key BLOB, PRIMARY KEY (expires_at, key)) WITHOUT ROWID",
+    "CREATE TABLE facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
+)
+
+Row = tuple[bytes, int, int, bytes | None, float | None, int | bytes, int]
+"""A row of ``current``."""
+KEY: Final = 0
+POSITION: Final = 1
+NONCE: Final = 2
+VALUE: Final = 3
+EXPIRES_AT: Final = 4
+TRAIL: Final = 5
+LISTED: Final = 6
+
+UNLISTED: Final = 0
+IN_ORDER: Final = 1
+LEFT_ORDER: Final = 2
+"""What ``listed`` says: never seen by scans and spans; seen; no longer seen, but older spans have to notice it."""
+
+COLUMNS: Final = "key, position, nonce, value, expires_at, trail, listed"
+_HEAD: Final = (
+    "SELECT NULL, f.position, f.id, (SELECT position FROM feed ORDER BY position LIMIT 1),"
+    " (SELECT value FROM facts WHERE name = 'forgotten_fence'), NULL, NULL"
+    " FROM (SELECT position, id FROM feed ORDER BY position DESC LIMIT 1) f"
+)
+_MARK: Final = "SELECT NULL, position, id, NULL, NULL, NULL, NULL FROM feed WHERE position = ?"
+_KEYS_AT_ONCE: Final = 512
+
+READ_ONE: Final = (
+    "SELECT f.position, f.id, c.position, c.nonce, c.value, c.expires_at, c.trail"
+    " FROM (SELECT position, id FROM feed ORDER BY position DESC LIMIT 1) f LEFT JOIN current c ON c.key = ?"
+)
+READ_ONE_AT: Final = (
+    "SELECT f.id, c.position, c.nonce, c.value, c.expires_at, c.trail, c.listed"
+    " FROM feed f LEFT JOIN current c ON c.key = ? WHERE f.position = ?"
+)
+HEAD: Final = "SELECT position, id FROM feed ORDER BY position DESC LIMIT 1"
+HORIZON: Final = "SELECT position, id FROM feed ORDER BY position LIMIT 1"
+
+
+@cache
+def look_up(count: int, *, head: str) -> tuple[str, int]:
+    """A statement that finds up to ``count`` keys, and how many places for keys it has (the rest are filled with
+        None).
+
+    Its first row says where the feed is: ``head`` "head" at its head, "mark" at a position given before the keys, ""
+    nowhere."""
+    size = min(1 << (count - 1).bit_length(), _KEYS_AT_ONCE)
+    places = ",".join(["(?)"] * size)
+    rows = f"SELECT c.{COLUMNS.replace(', ', ', c.')} FROM (VALUES {places}) q JOIN current c ON c.key = q.column1"
+    first = {"head": f"{_HEAD} UNION ALL ", "mark": f"{_MARK} UNION ALL ", "": ""}[head]
+    return first + rows, size
+
+
+def _inserts(verb: str, table: str, columns: int) -> tuple[tuple[int, str], ...]:
+    row = f"({','.join('?' * columns)})"
+    return tuple((size, f"{verb} INTO {table} VALUES {','.join([row] * size)}") for size in (64, 32, 16, 8, 4, 2, 1))
+
+
+PUT_CURRENT: Final = _inserts("INSERT OR REPLACE", "current", 7)
+PUT_FEED: Final = _inserts("INSERT OR FAIL", "feed", 4)
+
+
+def insert(connection: Connection, family: tuple[tuple[int, str], ...], rows: list[tuple[object, ...]]) -> None:
+    """Insert many rows with few statements."""
+    place = 0
+    for size, statement in family:
+        while len(rows) - place >= size:
+            connection.execute(statement, [value for row in rows[place : place + size] for value in row])
+            place += size
+
+
+def prepare(connection: Connection, path: str, synchronous: str, store: int) -> dict[str, Any]:
+    """Check that the file is a store of ours, or make it one with the id ``store``; the facts. Under the queue lock.
+
+    Nothing is written to a file that is not ours. Raises `BackendCorruptError`, `SchemaMismatchError`,
+    `BackendUnavailableError` and ``sqlite3.Error``."""
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    empty = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
+    if application != APPLICATION and not (empty and application == version == 0):
+        raise BackendCorruptError(
+            f"{path} is a SQLite database of another application. Nothing was written to it; name another file"
+        )
+    if not empty and version != VERSION:
+        what = "newer" if version > VERSION else "older"
+        raise SchemaMismatchError(
+            f"{path} has schema version {version}, written by a {what} Interlock; this one understands {VERSION}."
+            " Nothing was written to it. Use the version of Interlock that wrote it, or another file"
+        )
+    mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
+    if mode != "wal":
+        raise BackendUnavailableError(
+            f"{path} cannot have a write-ahead log (journal mode {mode}): the file system cannot share memory between"
+            " processes; use a local disk"
+        )
+    connection.execute(f"PRAGMA synchronous={synchronous}")
+    connection.execute("BEGIN IMMEDIATE")
+    if empty:
+        _create(connection, store)
+    facts = dict(connection.execute("SELECT name, value FROM facts").fetchall())
+    _set_clock(connection, facts)
+    connection.execute("COMMIT")
+    return facts
+
+
+def _create(connection: Connection, store: int) -> None:
+    for statement in _TABLES:
+        connection.execute(statement)
+    connection.execute("INSERT INTO feed VALUES (0, ?, 0.0, NULL)", (os.urandom(16),))
+    connection.execute("INSERT INTO facts VALUES ('store', ?), ('harvested', 0)", (store.to_bytes(8, "big"),))
+    connection.execute(f"PRAGMA application_id={APPLICATION}")
+    connection.execute(f"PRAGMA user_version={VERSION}")
+
+
+def _set_clock(connection: Connection, facts: dict[str, Any]) -> None:
+    """The store's clock is the machine's time since boot plus a base that is set once for each boot.
+
+    So it is the same for all processes, and no change of the wall clock moves it. After a boot it goes on from the
+    wall clock's time, or from the last commit's if that is later."""
+    boot = boot_id()
+    if facts.get("boot") == boot:
+        return
+    latest = connection.execute("SELECT at FROM feed ORDER BY position DESC LIMIT 1").fetchone()[0]
+    base = max(time.time(), latest, float(facts.get("opened", 0.0))) - since_boot()
+    facts.update(boot=boot, base=base, opened=base + since_boot())
+    rows = [(name, facts[name]) for name in ("boot", "base", "opened")]
+    connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", rows)
+
+
+def since_boot() -> float:
+    """Seconds since the machine was started, sleep included; the same for all processes."""
+    return time.clock_gettime(_BOOT_CLOCK)
+
+
+_BOOT_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def boot_id() -> str:
+    """What tells this run of the machine from all others."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        pass
+    if sys.platform == "darwin":
+        done = subprocess.run(
+            ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, check=False
+        )
+        return done.stdout.strip()
+    return str(round((time.time() - since_boot()) / 3600))
