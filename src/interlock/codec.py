@@ -153,7 +153,7 @@ def _lower_dict(value: dict[Any, Any], path: str, depth: int) -> Any:
     out = value
     for key, item in value.items():
         if type(key) is not str:
-            raise ValueRefusedError(f"the keys of a dict are str, not {type(key).__name__} ({key!r:.40})", path=path)
+            raise ValueRefusedError(f"the keys of a dict are str, not {type(key).__name__}{_brief(key)}", path=path)
         if not key.isascii():
             _check_text(key, path)
         low = _lower(item, f"{path}.{key}", depth + 1)
@@ -162,6 +162,13 @@ def _lower_dict(value: dict[Any, Any], path: str, depth: int) -> Any:
                 out = dict(value)
             out[key] = low
     return out
+
+
+def _brief(key: Any) -> str:
+    try:
+        return f" ({key!r:.40})"
+    except Exception:  # an int of more digits than Python prints, or a repr of the user's that fails
+        return ""
 
 
 def _lower_items(value: Any, path: str, depth: int) -> list[Any]:
@@ -233,8 +240,10 @@ def freeze(value: Any) -> bytes:
         raw = b"s" + frame(sorted(_pack(_lower(item, "${}", 1)) for item in value))
     else:
         raw = b"m" + _pack(_lower(value, "$", 0))
-    if len(raw) > VALUE_BYTES:
-        raise too_large(len(raw))
+    size = len(raw)
+    if size > VALUE_BYTES:
+        del raw  # or the error's traceback would keep it in memory for as long as anybody keeps the error
+        raise too_large(size)
     return raw
 
 

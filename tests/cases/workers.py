@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,14 @@ def charge_often(url: str, calls: int, keys: int) -> list[tuple[str, int, bool]]
     return found
 
 
-JOBS: dict[str, Callable[..., Any]] = {"charge": charge_often}
+def show_moments(url: str) -> dict[str, Any]:
+    """How the stored times look here, in this process's own time zone."""
+    with interlock.sync.open(url, agent="worker") as store:
+        moments = store.resource("moments").read("all")
+    return {"moments": [repr(moment) for moment in moments], "zone": time.tzname[0]}
+
+
+JOBS: dict[str, Callable[..., Any]] = {"charge": charge_often, "show_moments": show_moments}
 
 
 if __name__ == "__main__":
