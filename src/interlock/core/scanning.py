@@ -17,7 +17,7 @@ from interlock.core import writing
 from interlock.core.space import Resource
 from interlock.core.transaction import DELETE, MISSING, Transaction
 from interlock.errors import UsageError
-from interlock.model import Entry, Key, Page, Span
+from interlock.model import Key, Page, Span
 
 _FIRST_PAGE = 32
 _LAST_PAGE = 1024
@@ -123,21 +123,30 @@ def _overlay(txn: Transaction, seen: Span, page: Page, reverse: bool) -> list[tu
     txn.spans.append(seen)
     if txn.invariant_spans is not None:
         txn.invariant_spans.append(seen)
-    entries: dict[Key, Entry] = dict(page.items)
-    keyed = txn.mode < modes.SERIALIZABLE
     found: dict[Key, bytes | None] = {}
-    for key, entry in entries.items():
+    keyed = txn.mode < modes.SERIALIZABLE
+    for key, entry in page.items:
         if keyed:
             txn.reads.setdefault(key, entry)
         found[key] = entry.value
     if txn.writes or txn.clears or txn.chains:
-        for key in (*found, *(txn.chains or ()), *txn.writes):
+        for key in {*found, *txn.writes, *(txn.chains or ())}:
             if seen.start <= key < seen.stop:
-                own = txn.own(key)
-                found[key] = own if own is not MISSING else txn.pending(key, found.get(key))
+                _lay_over(txn, key, found, keyed)
     rows = [(key, value) for key, value in found.items() if value is not None]
     rows.sort(reverse=reverse)
     return rows
+
+
+def _lay_over(txn: Transaction, key: Key, found: dict[Key, bytes | None], keyed: bool) -> None:
+    """Put what the transaction itself did to a key in the place of what the page has."""
+    own = txn.own(key)
+    if own is not MISSING:
+        found[key] = own
+        return
+    if keyed and key not in found:  # what it merged counts as read, also where there was nothing
+        txn.reads.setdefault(key, None)
+    found[key] = txn.pending(key, found.get(key))
 
 
 async def update_where(

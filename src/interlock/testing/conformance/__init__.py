@@ -44,6 +44,7 @@ _PARTS = (
     "port.races",
     "machine",
     "sessions.anomalies",
+    "sessions.reading",
 )
 
 pytest.register_assert_rewrite(
