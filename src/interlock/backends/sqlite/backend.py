@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from interlock.backends.sqlite.connection import checked_path
-from interlock.backends.sqlite.engine import Engine, Local
+from interlock.backends.sqlite.engine import Engine
 from interlock.backends.sqlite.jobs import CommitJob, CompactJob, FenceJob
 from interlock.backends.sqlite.reading import Reader
-from interlock.backends.sqlite.writer import CLOSED, Options
+from interlock.backends.sqlite.writer import Options
 from interlock.errors import UsageError
 from interlock.model import (
     Author,
@@ -33,10 +33,9 @@ from interlock.model import (
     Token,
     TransactionId,
 )
-from interlock.ports import Capability, Runtime, Waiter
+from interlock.ports import Capability, Runtime
 from interlock.runtime import AsyncRuntime, BlockingRuntime
 
-_NOBODY: Final = Local()
 _SYNCHRONOUS: Final = ("FULL", "NORMAL", "OFF")
 
 
@@ -74,11 +73,7 @@ class SQLiteBackend:
 
     def _join(self, engine: Engine, runtime: Runtime) -> None:
         self._engine = engine
-        self._local = engine.local
         self._runtime = runtime
-        self._closed = False
-        self._waiting: set[Waiter] = set()
-        engine.leaves.add(self)
         self.path = engine.path
         self.suspends = runtime.suspends
         self.blocks = not runtime.suspends
@@ -92,25 +87,25 @@ class SQLiteBackend:
     async def snapshot(self) -> Token:
         """A token of everything committed so far."""
         try:
-            reader = self._local.reader
+            reader = self._engine.local.reader
         except AttributeError:
-            reader = await self._admitted()
+            reader = await self._engine.admit(self._runtime)
         return reader.head()
 
     async def read(self, keys: Sequence[Key], at: Token | None = None) -> Reading:
         """Entries of several keys as of a snapshot, or the newest."""
         try:
-            reader = self._local.reader
+            reader = self._engine.local.reader
         except AttributeError:
-            reader = await self._admitted()
+            reader = await self._engine.admit(self._runtime)
         return reader.read(keys, at)
 
     async def scan(self, span: Span, at: Token | None = None, *, limit: int = 1000, reverse: bool = False) -> Page:
         """Live, listed entries of a range in key order."""
         try:
-            reader = self._local.reader
+            reader = self._engine.local.reader
         except AttributeError:
-            reader = await self._admitted()
+            reader = await self._engine.admit(self._runtime)
         return reader.scan(span, at, limit, reverse)
 
     async def commit(self, request: CommitRequest) -> Reply:
@@ -118,14 +113,12 @@ class SQLiteBackend:
         checked = request.snapshot.position
         if request.spans or not (request.writes or request.clears):
             try:
-                reader = self._local.reader
+                reader = self._engine.local.reader
             except AttributeError:
-                reader = await self._admitted()
+                reader = await self._engine.admit(self._runtime)
             if not (request.writes or request.clears):
                 return reader.validate(request)
             checked = reader.check_spans(request)
-        elif self._closed:
-            raise UsageError(CLOSED)
         reply: Reply = await self._engine.submit(CommitJob(self._runtime.waiter(), request, checked))
         return reply
 
@@ -146,13 +139,8 @@ class SQLiteBackend:
     async def wait(self, since: Token, timeout_seconds: float, keys: Sequence[Key] | None = None) -> bool:
         """Wait until something newer than ``since`` is committed, by any process; False when the time ran out."""
         reader = await self._reader()
-        news, waiter = self._engine.news, self._runtime.waiter()
-        self._waiting.add(waiter)
-        try:
-            woken = await news.wait(waiter, reader, since, timeout_seconds)
-        finally:
-            self._waiting.discard(waiter)
-        self._check()
+        woken = await self._engine.news.wait(self._runtime, reader, since, timeout_seconds)
+        self._engine.check()
         return woken
 
     async def history(self, key: Key, *, limit: int = 100) -> list[tuple[Entry, Author | None]]:
@@ -172,17 +160,11 @@ class SQLiteBackend:
         return dropped
 
     async def close(self) -> None:
-        """Finish what was asked for and refuse more. The file is closed with the last leaf of the store."""
-        if not self._closed:
-            self._closed = True
-            self._local = _NOBODY
-            for waiter in list(self._waiting):
-                waiter.wake()
-            await self._engine.leave(self, self._runtime)
+        """Finish what was asked for and close the file, for every leaf of this store."""
+        await self._engine.close(self._runtime)
 
     def blocking(self) -> SQLiteBackend:
-        """The same store for callers that step; closed on its own."""
-        self._check()
+        """The same store for callers that step; closing either closes both."""
         if not self.suspends:
             return self
         leaf = SQLiteBackend.__new__(SQLiteBackend)
@@ -191,17 +173,9 @@ class SQLiteBackend:
 
     async def _reader(self) -> Reader:
         try:
-            return self._local.reader
+            return self._engine.local.reader
         except AttributeError:
-            return await self._admitted()
-
-    async def _admitted(self) -> Reader:
-        self._check()
-        return await self._engine.admit(self._runtime)
-
-    def _check(self) -> None:
-        if self._closed:
-            raise UsageError(CLOSED)
+            return await self._engine.admit(self._runtime)
 
 
 def _rebuild(path: str, options: Options, suspends: bool) -> SQLiteBackend:

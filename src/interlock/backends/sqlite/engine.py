@@ -68,8 +68,6 @@ class Engine:
         self.options = options
         self.random_bits = random_bits
         self.local = Local()
-        self.leaves: weakref.WeakSet[Any] = weakref.WeakSet()
-        """The backend objects over this engine that are not closed."""
         self.refusal: str | None = None
         """Why every call is refused, once it is closed."""
         self._leaked: list[Any] = []
@@ -153,11 +151,10 @@ class Engine:
         finally:
             error.add_note(f"interlock: {_outcome(job)}")
 
-    async def leave(self, leaf: object, runtime: Runtime) -> None:
-        """A backend object was closed. With the last one: finish what was asked for, then close the file."""
+    async def close(self, runtime: Runtime) -> None:
+        """Finish what was asked for, then close the file. Later calls do nothing."""
         with self._lock:
-            self.leaves.discard(leaf)
-            if self.leaves or self.refusal is not None:
+            if self.refusal is not None:
                 return
             self.refusal = CLOSED
             writer = self._writer

@@ -18,7 +18,7 @@ from typing import Final
 from interlock.backends.sqlite.reading import Reader
 from interlock.errors import BackendError
 from interlock.model import Token
-from interlock.ports import Waiter
+from interlock.ports import Runtime, Waiter
 from interlock.runtime import wake_all
 
 _POLL_SECONDS: Final = 0.004
@@ -34,10 +34,11 @@ class News:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    async def wait(self, waiter: Waiter, reader: Reader, since: Token, timeout_seconds: float) -> bool:
+    async def wait(self, runtime: Runtime, reader: Reader, since: Token, timeout_seconds: float) -> bool:
         """Whether something newer than ``since`` came before the time ran out."""
         if reader.is_behind(since):
             return True
+        waiter = runtime.waiter()
         try:
             self._enlist(waiter, since.position)
             if reader.is_behind(since):
