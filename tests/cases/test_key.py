@@ -142,10 +142,20 @@ async def test_R123_parts_never_run_into_each_other(world: World) -> None:
 @everywhere
 async def test_R123_idempotency_keys_do_not_run_into_names(world: World) -> None:
     store = world.open()
-    scopes = [("users", "archive:k"), ("users:archive", "k"), ("a-b", "c"), ("a", "b-c"), ("a\0b", "c"), ("a", "b\0c")]
-    for name, key in scopes:
-        done = await store.resource(name).run_detailed(increment, idempotency_key=key)
-        assert (done.value, done.replayed) == (1 if await store.resource(name).read("n") == 1 else 2, False)
+    names = ["users", "users:archive", "a-b", "a", "a\0b", "-", "'"]
+    keys = ["archive:k", "k", "c", "b-c", "b\0c"]
+    counters = store.resource("counters")
+
+    async def operation(session: Any) -> int:
+        return await increment(session.on(counters))
+
+    operations = ["f", "g", "fg", "é" * 2000, "é" * 2000 + "f"]
+    for operation.__qualname__ in operations:
+        for target in (store, *map(store.resource, names)):
+            for key in keys:
+                done = await target.run_detailed(operation, idempotency_key=key, idempotency_fingerprint=0)
+                assert not done.replayed
+    assert await counters.read("n") == len(operations) * (1 + len(names)) * len(keys)
 
 
 @everywhere
