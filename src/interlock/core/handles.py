@@ -30,8 +30,8 @@ class Handle:
 
     __slots__ = ("_home", "_mark", "_txn")
 
-    def __init__(self, txn: Transaction, resource: Resource | None) -> None:
-        self._txn = txn
+    def __init__(self, transaction: Transaction, resource: Resource | None) -> None:
+        self._txn = transaction
         self._home = resource
         self._mark: writing.Mark | None = None
 
@@ -160,10 +160,10 @@ class Savepoint:
 
     __slots__ = ("_mark", "_txn")
 
-    def __init__(self, txn: Transaction) -> None:
-        if txn.state:
-            txn.refuse("savepoint")
-        self._txn = txn
+    def __init__(self, transaction: Transaction) -> None:
+        if transaction.state:
+            transaction.refuse("savepoint")
+        self._txn = transaction
         self._mark: writing.Mark | None = None
 
     def __enter__(self) -> None:

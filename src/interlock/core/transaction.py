@@ -28,7 +28,8 @@ from interlock import merges
 from interlock.core import isolation as modes
 from interlock.core import refusals
 from interlock.core.calls import ACTIVE, DOOMED, LEFT_BEHIND, READY, ROLLED_BACK, Attempted
-from interlock.core.space import MergeFunction, Resource, Space
+from interlock.core.chains import Custom, Step
+from interlock.core.space import Resource, Space
 from interlock.errors import ConflictError, DeadlineExceededError, InterlockError, UsageError
 from interlock.model import (
     BoundBroken,
@@ -86,25 +87,6 @@ class _Process:
 
 process: Final = _Process()
 os.register_at_fork(after_in_child=process.forked)
-
-
-class Custom:
-    """One use of a registered merge function."""
-
-    __slots__ = ("function", "operand", "resource")
-
-    def __init__(self, function: MergeFunction, operand: Any, resource: Resource) -> None:
-        self.function = function
-        self.operand = operand
-        self.resource = resource
-
-    def apply(self, before: bytes | None) -> bytes:
-        """The stored form after the function has seen the value before (None: absent) and the operand."""
-        value = None if before is None else self.resource.thaw(before)
-        return self.resource.freeze(self.function(value, self.operand))
-
-
-Step = Operation | Custom
 
 
 class Transaction(Attempted):

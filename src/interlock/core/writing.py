@@ -13,8 +13,9 @@ from typing import Any
 
 from interlock import codec, merges
 from interlock.core import isolation as modes
+from interlock.core.chains import Custom, Step
 from interlock.core.space import Resource
-from interlock.core.transaction import DELETE, MISSING, Custom, Step, Transaction
+from interlock.core.transaction import DELETE, MISSING, Transaction
 from interlock.errors import NotFoundError, UsageError
 from interlock.model import Key, Merge, Operation, Put, Span
 

@@ -92,7 +92,7 @@ class MemoryBackend:
 
     suspends = False
     blocks = False
-    capabilities = frozenset((Capability.CLOCK, Capability.EXPIRY, Capability.HISTORY))
+    capabilities: frozenset[Capability] = frozenset((Capability.CLOCK, Capability.EXPIRY, Capability.HISTORY))
     limits = Limits()
 
     def __init__(

@@ -51,7 +51,7 @@ class SQLiteBackend:
     paths that cannot be shared, such as ``:memory:``.
     """
 
-    capabilities = frozenset(Capability)
+    capabilities: frozenset[Capability] = frozenset(Capability)
     limits = Limits()
 
     def __init__(
