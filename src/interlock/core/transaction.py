@@ -205,6 +205,7 @@ class Transaction(Attempted):
                 self.token is None
                 and self.mode == modes.SERIALIZABLE
                 and not self.writes
+                and self.chains is None
                 and raw not in self.engine.gates.open
             ):
                 reading = await self.backend.read((raw,))  # the first read of nearly every session: `fetch`, cut short

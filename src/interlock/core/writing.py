@@ -153,7 +153,6 @@ async def merge(txn: Transaction, resource: Resource, key: Any, operand: Any, us
             raise UsageError(
                 f"no merge function {using!r} is registered for {resource.space.name!r}; there are {known}"
             )
-        codec.freeze(operand)  # refused now, not at the commit
         return Custom(function, operand, resource)
 
     await _merge(txn, resource, key, "merge", custom)

@@ -45,6 +45,7 @@ _PARTS = (
     "machine",
     "sessions.anomalies",
     "sessions.reading",
+    "sessions.merging",
 )
 
 pytest.register_assert_rewrite(
