@@ -5,7 +5,7 @@ one steps them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -102,8 +102,12 @@ def doom(txn: Transaction, reason: str) -> None:
     txn.doom(TransactionError(f"doomed: {reason}", transaction_id=transaction_text(txn.id)))
 
 
-async def finish(txn: Transaction) -> Reply | None:
+def finish(txn: Transaction) -> Coroutine[Any, Any, Reply | None]:
     """Commit; a replay ends the session without writing."""
+    return commit(txn) if txn.records is None else _finish_keyed(txn)
+
+
+async def _finish_keyed(txn: Transaction) -> Reply | None:
     try:
         return await commit(txn)
     except Replay:
@@ -217,7 +221,8 @@ def new_session(
     session = kind(txn, resource)
     if parent is not None:
         session._mark = writing.Mark(txn)
-    prepare(session, resource, chosen)
+    if chosen.idempotency_key is not None:
+        prepare(session, resource, chosen)
     return session
 
 
