@@ -50,10 +50,10 @@ Call = Callable[[str, str], Awaitable[object]]
 CallNow = Callable[[str, str], object]
 
 
-def cells() -> list[Cell]:
+def cells(tasks: tuple[int, ...] = TASKS, threads: tuple[int, ...] = THREADS) -> list[Cell]:
     """All of them, floors first."""
     found: list[Cell] = []
-    for count in TASKS:
+    for count in tasks:
         group = group_of(count, "task")
         found += [
             Cell(group, LEAST, _floor(LeastRows, count), floor=True),
@@ -61,7 +61,7 @@ def cells() -> list[Cell]:
             Cell(group, "port level", _port(count)),
             Cell(group, "async run", _library(count), targets=TARGETS),
         ]
-    for count in THREADS:
+    for count in threads:
         group = group_of(count, "thread")
         found += [
             Cell(group, LEAST, _floor_now(LeastRows, count), floor=True),
