@@ -94,7 +94,7 @@ async def drive(call: Call, tasks: int, seconds: float) -> Sample:
 
     async def work(task: int, until: float, name: str) -> None:
         keys, i = keys_of(task), 0
-        while (begun := clock()) < until:
+        while (begun := clock()) < until or i == 0:
             await call(keys[i % len(keys)], f"{name}-{task}-{i}")
             latencies.append(clock() - begun)
             i += 1
@@ -122,7 +122,7 @@ def drive_threads(calls: list[CallNow], seconds: float) -> Sample:
 
         def loop(name: str) -> None:
             i = 0
-            while (begun := clock()) < until:
+            while (begun := clock()) < until or i == 0:
                 call(keys[i % len(keys)], f"{name}-{thread}-{i}")
                 own.append(clock() - begun)
                 i += 1
