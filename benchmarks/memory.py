@@ -61,7 +61,7 @@ def _floor(keyed: bool) -> Measure:
     def measure(seconds: float, directory: Path) -> Sample:
         store = LeastStore()
         for key in KEYS:
-            store.commit(AGENT, {}, {key: pack(VALUE)}, None)
+            store.commit(AGENT, {}, {key: pack(VALUE)}, store.new_id())
 
         def call(i: int) -> None:
             read_modify_write(store, key_of(i), f"order-{i}" if keyed else None)

@@ -1,14 +1,16 @@
 """The least possible safe transaction in memory.
 
-Freeze the value, validate what was read under a lock, apply, record the idempotency key, log. No history, no snapshots,
-no spans, no expiry, no merges.
+Freeze the value, validate what was read under a lock, apply, record that it was done, log. The record is kept under the
+idempotency key, or without one under the transaction's id, a plain count here. No history, no snapshots, no spans, no
+expiry, no merges.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 
-from benchmarks.workload import AGENT, changed, pack, unpack
+from benchmarks.workload import AGENT, VALUE, changed, pack, unpack
 
 
 class Refused(Exception):
@@ -22,20 +24,20 @@ class LeastStore:
         self.lock = threading.Lock()
         self.current: dict[str, tuple[int, bytes]] = {}
         self.position = 0
-        self.records: dict[str, int] = {}
+        self.records: dict[str | int, int] = {}
+        self.new_id = itertools.count().__next__
         self.log: list[tuple[int, str, dict[str, int], dict[str, bytes]]] = []
 
     def read(self, key: str) -> tuple[int, bytes] | None:
         """A version and a frozen value."""
         return self.current.get(key)
 
-    def commit(self, agent: str, reads: dict[str, int], writes: dict[str, bytes], idempotency_key: str | None) -> int:
-        """Validate, apply, record, log; the position."""
+    def commit(self, agent: str, reads: dict[str, int], writes: dict[str, bytes], name: str | int) -> int:
+        """Validate, apply, record under the name, log; the position. Done before under that name: only the position."""
         with self.lock:
-            if idempotency_key is not None:
-                done = self.records.get(idempotency_key)
-                if done is not None:
-                    return done
+            done = self.records.get(name)
+            if done is not None:
+                return done
             current = self.current
             for key, version in reads.items():
                 entry = current.get(key)
@@ -44,8 +46,7 @@ class LeastStore:
             self.position = position = self.position + 1
             for key, value in writes.items():
                 current[key] = (position, value)
-            if idempotency_key is not None:
-                self.records[idempotency_key] = position
+            self.records[name] = position
             self.log.append((position, agent, reads, writes))
             return position
 
@@ -53,5 +54,6 @@ class LeastStore:
 def read_modify_write(store: LeastStore, key: str, idempotency_key: str | None) -> None:
     """One transaction."""
     entry = store.read(key)
-    version, text = (0, "") if entry is None else (entry[0], unpack(entry[1]))
-    store.commit(AGENT, {key: version}, {key: pack(changed(text))}, idempotency_key)
+    version, text = (0, VALUE) if entry is None else (entry[0], unpack(entry[1]))
+    name = store.new_id() if idempotency_key is None else idempotency_key
+    store.commit(AGENT, {key: version}, {key: pack(changed(text))}, name)

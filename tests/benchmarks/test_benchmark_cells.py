@@ -158,7 +158,7 @@ def test_the_memory_floor_refuses_and_replays() -> None:
     first = store.commit("a", {"k": 0}, {"k": b"1"}, "once")
     assert store.commit("a", {"k": 0}, {"k": b"1"}, "once") == first
     with pytest.raises(Refused):
-        store.commit("a", {"k": 0}, {"k": b"2"}, None)
+        store.commit("a", {"k": 0}, {"k": b"2"}, store.new_id())
     assert store.read("k") == (first, b"1")
 
 

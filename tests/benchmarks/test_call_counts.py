@@ -8,9 +8,11 @@ import asyncio
 import fcntl
 import os
 import sqlite3
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -157,6 +159,51 @@ def test_port_housekeeping_is_rare() -> None:
 
     calls = port_calls(work)
     assert (calls["now"], calls["compact"]) == (1, 1)
+
+
+# --- Python calls ----------------------------------------------------------------------------------------------------
+
+
+def python_calls(work: Callable[[interlock.SharedResource[Any]], Awaitable[object]]) -> int:
+    """How many Python functions run, comprehensions and resumed coroutines included, in ``work`` on a warm store."""
+
+    async def run() -> int:
+        async with interlock.open("memory://", agent="counter") as store:
+            stock = store.resource("stock")
+            for _ in range(2):
+                await work(stock)
+            calls = 0
+
+            def count(frame: FrameType, event: str, argument: object) -> None:
+                nonlocal calls
+                calls += event == "call"
+
+            before = sys.getprofile()
+            sys.setprofile(count)
+            try:
+                await work(stock)
+            finally:
+                sys.setprofile(before)
+            return calls
+
+    return asyncio.run(run())
+
+
+def test_python_calls_of_a_session() -> None:
+    async def work(stock: interlock.SharedResource[Any]) -> None:
+        async with stock.session() as session:
+            await increase(session, "apples")
+
+    assert python_calls(work) <= 40
+
+
+def test_python_calls_of_run() -> None:
+    assert python_calls(lambda stock: stock.run(increase, "apples")) <= 40
+
+
+def test_python_calls_of_run_with_an_idempotency_key() -> None:
+    keys = iter(range(10))
+    assert python_calls(lambda stock: stock.run(increase, "apples", idempotency_key=f"order-{next(keys)}")) <= 110
 
 
 # --- statements -------------------------------------------------------------------------------------------------------
