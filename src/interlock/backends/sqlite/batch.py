@@ -16,8 +16,8 @@ from interlock import merges
 from interlock.backends.sqlite import record as records
 from interlock.backends.sqlite import trail as trails
 from interlock.backends.sqlite.connection import Connection
-from interlock.backends.sqlite.record import FeedRow, Written
-from interlock.backends.sqlite.schema import (
+from interlock.backends.sqlite.record import Written
+from interlock.backends.sqlite.statements import (
     COLUMNS,
     EXPIRES_AT,
     IN_ORDER,
@@ -26,13 +26,13 @@ from interlock.backends.sqlite.schema import (
     LISTED,
     NONCE,
     POSITION,
-    PUT_CURRENT,
-    PUT_FEED,
     TRAIL,
     UNLISTED,
     VALUE,
+    FeedRow,
     Row,
-    insert,
+    put_current,
+    put_feed,
 )
 from interlock.backends.sqlite.validation import State, author_of
 from interlock.errors import SnapshotTooOldError
@@ -161,9 +161,9 @@ class Batch(State):
     def flush(self) -> None:
         """Write everything that was decided. Raises ``sqlite3.IntegrityError`` if an id is recorded already."""
         if self.changed:
-            insert(self.connection, PUT_CURRENT, list(self.changed.values()))
+            put_current(self.connection, self.changed.values())
         if self.feed:
-            insert(self.connection, PUT_FEED, self.feed)  # type: ignore[arg-type]
+            put_feed(self.connection, self.feed)
 
 
 class _Change:
@@ -191,7 +191,7 @@ class _Change:
             expires_at = None if ttl_seconds is None else self.now + ttl_seconds
             kind = records.PUT if write.listed else records.PUT_UNLISTED
             listed = IN_ORDER if write.listed else UNLISTED if old is None or not old[LISTED] else LEFT_ORDER
-            image = self._row(key, old, write.value, expires_at, listed)
+            image = self._row(key, old, write.value, expires_at or 0, listed)
             self.written[key] = Written(kind, ttl_seconds, None, expires_at, image)
             return
         now = self.rows.get(key, old)
@@ -200,7 +200,7 @@ class _Change:
         if type(write) is Merge:
             self._merge(key, write, old, value, listed)
         elif value is not None:
-            self.written[key] = Written(records.DELETE, None, None, None, self._row(key, old, None, None, listed))
+            self.written[key] = Written(records.DELETE, None, None, None, self._row(key, old, None, 0, listed))
         elif key not in self.rows:
             self.written[key] = Written(records.DELETE, None, None, None, records.NOTHING)
         else:
@@ -216,13 +216,13 @@ class _Change:
             self.merged = {}
         self.merged[key] = Merged(after != value, value)
         image: Image = records.NOTHING
-        expires_at = None
+        expires_at = 0.0
         if after != value:
-            expires_at = None if old is None or value is None else old[EXPIRES_AT]
+            expires_at = 0.0 if old is None or value is None else old[EXPIRES_AT]
             image = self._row(key, old, after, expires_at, listed)
-        self.written[key] = Written(records.MERGE, None, records.operations_form(write), expires_at, image)
+        self.written[key] = Written(records.MERGE, None, records.operations_form(write), expires_at or None, image)
 
-    def _row(self, key: Key, old: Row | None, value: bytes | None, expires_at: float | None, listed: int) -> Image:
+    def _row(self, key: Key, old: Row | None, value: bytes | None, expires_at: float, listed: int) -> Image:
         """Make the new row of a key; the image of the old one."""
         if old is None:
             self.rows[key] = (key, self.position, self.nonce, value, expires_at, trails.FIRST, listed)
@@ -232,7 +232,7 @@ class _Change:
         if self.quiet and old[VALUE] is not None:
             trail = trails.QUIET
             if old[TRAIL] == trails.QUIET:
-                image = (old[POSITION], old[NONCE], None, None, trails.QUIET, old[LISTED])
+                image = (old[POSITION], old[NONCE], None, 0, trails.QUIET, old[LISTED])
         else:
             trail = trails.following(old[TRAIL], old[POSITION])
         self.rows[key] = (key, self.position, self.nonce, value, expires_at, trail, listed)
@@ -251,7 +251,7 @@ class _Change:
             for key in sorted(key for key in state.rows.keys() - self.rows.keys() if start <= key < stop):
                 old = state.rows[key]
                 if old[VALUE] is not None and old[LISTED] == IN_ORDER:
-                    image = self._row(key, old, None, None, IN_ORDER)
+                    image = self._row(key, old, None, 0, IN_ORDER)
                     self.written[key] = Written(records.CLEAR, None, None, None, image)
         self.cleared = tuple(self.rows)
 

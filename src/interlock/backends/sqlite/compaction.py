@@ -22,7 +22,7 @@ from typing import Final
 
 from interlock.backends.sqlite import record as records
 from interlock.backends.sqlite.batch import Batch
-from interlock.backends.sqlite.schema import EXPIRES_AT, VALUE
+from interlock.backends.sqlite.statements import EXPIRES_AT, VALUE, FeedRow
 from interlock.model import CommitRequest, Delete, Key, Token, Write
 
 SYSTEM_AGENT: Final = "interlock"
@@ -78,7 +78,7 @@ def _expire(batch: Batch, limit: int) -> int:
     expired: dict[Key, Write] = {}
     for _, key in due:
         row = batch.rows.get(key)
-        if row is not None and row[VALUE] is not None and row[EXPIRES_AT] is not None and row[EXPIRES_AT] <= batch.now:
+        if row is not None and row[VALUE] is not None and 0 < row[EXPIRES_AT] <= batch.now:
             expired[key] = Delete()
     if expired:
         identity = batch.new_id(batch.now)
@@ -92,7 +92,7 @@ def _expire(batch: Batch, limit: int) -> int:
 
 def _drop(batch: Batch, before: float, limit: int, harvested: int) -> int:
     """Drop rows from before ``before``, all but the last of them, and the tombstones up to there."""
-    rows: list[records.FeedRow] = batch.connection.execute(
+    rows: list[FeedRow] = batch.connection.execute(
         "SELECT position, id, at, record FROM feed WHERE position <= ? ORDER BY position LIMIT ?",
         (harvested, limit + 1),
     ).fetchall()

@@ -20,7 +20,7 @@ from typing import Final
 
 from interlock.backends.sqlite import record as records
 from interlock.backends.sqlite.connection import Connection, connect, failure
-from interlock.backends.sqlite.schema import (
+from interlock.backends.sqlite.statements import (
     COLUMNS,
     HEAD,
     HORIZON,
@@ -31,8 +31,9 @@ from interlock.backends.sqlite.schema import (
     READ_ONE_AT,
     TRAIL,
     VALUE,
+    FeedRow,
     Row,
-    look_up,
+    find,
 )
 from interlock.backends.sqlite.trail import QUIET, back
 from interlock.backends.sqlite.validation import State, author_of, check_store, entry_of, keys_of, too_old
@@ -130,17 +131,19 @@ class Reader:
             raise self.failed(error) from None
 
     def _read_newest(self, key: Key) -> Reading:
-        head, identity, position, nonce, value, expires_at, trail = self._execute(READ_ONE, (key,)).fetchone()
+        head, identity, position, nonce, value, expires_at, trail = self._execute(
+            READ_ONE, (bytearray(key),)
+        ).fetchone()
         token = self._token
         if token.position != head or token.detail != identity:
             token = self._token_of(head, identity)
         entry = None
         if position is not None and (value is not None or trail != QUIET):
-            entry = Entry((position, nonce & NONCE_MASK), value, expires_at)
+            entry = Entry((position, nonce & NONCE_MASK), value, expires_at or None)
         return Reading([entry], token, self.now())
 
     def _read_one(self, key: Key, at: Token) -> Reading:
-        found = self._execute(READ_ONE_AT, (key, at.position)).fetchone()
+        found = self._execute(READ_ONE_AT, (bytearray(key), at.position)).fetchone()
         if found is None or found[0] != at.detail:
             raise too_old(at.position)
         if found[1] is None:
@@ -166,20 +169,8 @@ class Reader:
     def _look(self, keys: Sequence[Key], at: Token | None) -> tuple[Token, dict[Key, Row]]:
         """The newest rows of keys, and the token: the feed's head in the same statement as the first of them."""
         rows: dict[Key, Row] = {}
-        wanted: list[Key | None] = list(keys) or [b""]
-        place = 0
-        while place < len(wanted):
-            statement, size = look_up(len(wanted) - place, head="" if place or at is not None else "head")
-            part = wanted[place : place + size]
-            found = self._execute(statement, part + [None] * (size - len(part))).fetchall()
-            if at is None:
-                at = self._token_of(found[0][1], found[0][2])
-                del found[0]
-            for row in found:
-                rows[row[0]] = row
-            place += size
-        assert at is not None
-        return at, rows
+        ends = find(self.connection, keys, rows, with_feed=at is None)
+        return self._token_of(*ends[:2]) if at is None else at, rows
 
     def _record(self, position: int) -> records.Record:
         """The record at a position. Raises `KeyError` where it is no longer kept."""
@@ -239,7 +230,7 @@ class Reader:
                     superseded = True
                     shown = self._as_of(row, snapshot)
                 if shown is not None and shown[VALUE] is not None and shown[LISTED] == IN_ORDER:
-                    items.append((shown[0], Entry((shown[1], shown[2] & NONCE_MASK), shown[3], shown[4])))
+                    items.append((shown[0], Entry((shown[1], shown[2] & NONCE_MASK), shown[3], shown[4] or None)))
             if len(rows) < wanted:
                 break
             if reverse:
@@ -341,7 +332,7 @@ class Reader:
         cursor = begin
         while len(found) < limit:
             wanted = limit - len(found)
-            rows: list[records.FeedRow] = self._execute(
+            rows: list[FeedRow] = self._execute(
                 "SELECT position, id, at, record FROM feed WHERE position > ? ORDER BY position LIMIT ?",
                 (cursor.position, wanted),
             ).fetchall()
@@ -352,7 +343,7 @@ class Reader:
                 break
         return found, cursor
 
-    def _changes_of(self, rows: Sequence[records.FeedRow], begin: Token) -> list[Change]:
+    def _changes_of(self, rows: Sequence[FeedRow], begin: Token) -> list[Change]:
         last = rows[-1][0]
 
         def newest(keys: list[Key]) -> dict[Key, Row | None]:
@@ -382,7 +373,7 @@ class Reader:
         except sqlite3.Error as error:
             raise self.failed(error) from None
 
-    def _change_of(self, row: records.FeedRow) -> Change | None:
+    def _change_of(self, row: FeedRow) -> Change | None:
         """The change of one feed row; None if it is compacted just now."""
         try:
             found = self._changes_of([row], Token(self.store, 1, row[0], row[1]))

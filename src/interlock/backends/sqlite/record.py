@@ -18,14 +18,14 @@ from typing import Final
 
 import msgspec
 
-from interlock.backends.sqlite.schema import POSITION, UNLISTED, VALUE, Row
+from interlock.backends.sqlite.statements import POSITION, UNLISTED, VALUE, FeedRow, Row
 from interlock.model import NONCE_MASK, Change, Delete, Key, Merge, Operation, Put, Span, Token, Version, Write
 
 PUT, PUT_UNLISTED, DELETE, MERGE, CLEAR = range(5)
 
 NOTHING: Final = 0
 """Instead of an image: the write had no effect, the version before is still the newest."""
-Image = tuple[int, int, bytes | None, float | None, int | bytes, int]
+Image = tuple[int, int, bytes | None, float, int | bytes, int]
 """A row of ``current`` without its key."""
 
 
@@ -56,9 +56,6 @@ class Record(msgspec.Struct, array_like=True, gc=False):
 
 encode: Final = msgspec.msgpack.Encoder().encode
 decode: Final = msgspec.msgpack.Decoder(Record).decode
-
-FeedRow = tuple[int, bytes, float, bytes | None]
-"""A row of ``feed``: position, id, at, record."""
 
 
 def operations_form(write: Merge) -> list[tuple[str, bytes, bytes | None, bytes | None]]:

@@ -1,4 +1,4 @@
-"""The tables, the statements that are used again and again, and how a file becomes a store.
+"""The tables, and how a file becomes a store.
 
 - ``current`` holds the newest version of each key, or its tombstone, and is updated in place.
 - ``feed`` has one row for each position, with the id of the transaction that took it. The record holds what the
@@ -19,7 +19,6 @@ import os
 import subprocess
 import sys
 import time
-from functools import cache
 from typing import Any, Final
 
 from interlock.backends.sqlite.connection import Connection
@@ -35,73 +34,6 @@ _TABLES: Final = (
     "CREATE TABLE expiry (expires_at REAL, key BLOB, PRIMARY KEY (expires_at, key)) WITHOUT ROWID",
     "CREATE TABLE facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
 )
-
-Row = tuple[bytes, int, int, bytes | None, float | None, int | bytes, int]
-"""A row of ``current``."""
-KEY: Final = 0
-POSITION: Final = 1
-NONCE: Final = 2
-VALUE: Final = 3
-EXPIRES_AT: Final = 4
-TRAIL: Final = 5
-LISTED: Final = 6
-
-UNLISTED: Final = 0
-IN_ORDER: Final = 1
-LEFT_ORDER: Final = 2
-"""What ``listed`` says: never seen by scans and spans; seen; no longer seen, but older spans have to notice it."""
-
-COLUMNS: Final = "key, position, nonce, value, expires_at, trail, listed"
-_HEAD: Final = (
-    "SELECT NULL, f.position, f.id, (SELECT position FROM feed ORDER BY position LIMIT 1),"
-    " (SELECT value FROM facts WHERE name = 'forgotten_fence'), NULL, NULL"
-    " FROM (SELECT position, id FROM feed ORDER BY position DESC LIMIT 1) f"
-)
-_MARK: Final = "SELECT NULL, position, id, NULL, NULL, NULL, NULL FROM feed WHERE position = ?"
-_KEYS_AT_ONCE: Final = 512
-
-READ_ONE: Final = (
-    "SELECT f.position, f.id, c.position, c.nonce, c.value, c.expires_at, c.trail"
-    " FROM (SELECT position, id FROM feed ORDER BY position DESC LIMIT 1) f LEFT JOIN current c ON c.key = ?"
-)
-READ_ONE_AT: Final = (
-    "SELECT f.id, c.position, c.nonce, c.value, c.expires_at, c.trail, c.listed"
-    " FROM feed f LEFT JOIN current c ON c.key = ? WHERE f.position = ?"
-)
-HEAD: Final = "SELECT position, id FROM feed ORDER BY position DESC LIMIT 1"
-HORIZON: Final = "SELECT position, id FROM feed ORDER BY position LIMIT 1"
-
-
-@cache
-def look_up(count: int, *, head: str) -> tuple[str, int]:
-    """A statement that finds up to ``count`` keys, and how many places for keys it has (the rest are filled with
-        None).
-
-    Its first row says where the feed is: ``head`` "head" at its head, "mark" at a position given before the keys, ""
-    nowhere."""
-    size = min(1 << (count - 1).bit_length(), _KEYS_AT_ONCE)
-    places = ",".join(["(?)"] * size)
-    rows = f"SELECT c.{COLUMNS.replace(', ', ', c.')} FROM (VALUES {places}) q JOIN current c ON c.key = q.column1"
-    first = {"head": f"{_HEAD} UNION ALL ", "mark": f"{_MARK} UNION ALL ", "": ""}[head]
-    return first + rows, size
-
-
-def _inserts(verb: str, table: str, columns: int) -> tuple[tuple[int, str], ...]:
-    row = f"({','.join('?' * columns)})"
-    return tuple((size, f"{verb} INTO {table} VALUES {','.join([row] * size)}") for size in (64, 32, 16, 8, 4, 2, 1))
-
-
-PUT_CURRENT: Final = _inserts("INSERT OR REPLACE", "current", 7)
-PUT_FEED: Final = _inserts("INSERT OR FAIL", "feed", 4)
-
-
-def insert(connection: Connection, family: tuple[tuple[int, str], ...], rows: list[tuple[object, ...]]) -> None:
-    """Insert many rows with few statements."""
-    place = 0
-    for size, statement in family:
-        while len(rows) - place >= size:
-            connection.execute(statement, [value for row in rows[place : place + size] for value in row])
-            place += size
 
 
 def prepare(connection: Connection, path: str, synchronous: str, store: int) -> dict[str, Any]:

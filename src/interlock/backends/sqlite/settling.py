@@ -14,8 +14,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from interlock.backends.sqlite.connection import Connection
-from interlock.backends.sqlite.record import FeedRow
-from interlock.backends.sqlite.schema import HEAD
+from interlock.backends.sqlite.statements import HEAD, FeedRow
 
 
 def settle(connection: Connection, feed: Sequence[FeedRow], now: float) -> dict[bytes, bool]:

@@ -8,12 +8,12 @@ decided so far.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from interlock.backends.sqlite import record as records
 from interlock.backends.sqlite.connection import Connection
-from interlock.backends.sqlite.schema import EXPIRES_AT, NONCE, POSITION, TRAIL, VALUE, Row, look_up
+from interlock.backends.sqlite.statements import EXPIRES_AT, NONCE, POSITION, TRAIL, VALUE, Row, find
 from interlock.backends.sqlite.trail import QUIET
 from interlock.errors import SnapshotTooOldError, UsageError
 from interlock.model import (
@@ -41,7 +41,7 @@ def entry_of(row: Row | None) -> Entry | None:
     """A row as the port shows it. What a quiet commit deleted has left nothing to see."""
     if row is None or (row[VALUE] is None and row[TRAIL] == QUIET):
         return None
-    return Entry((row[POSITION], row[NONCE] & NONCE_MASK), row[VALUE], row[EXPIRES_AT])
+    return Entry((row[POSITION], row[NONCE] & NONCE_MASK), row[VALUE], row[EXPIRES_AT] or None)
 
 
 def too_old(position: int) -> SnapshotTooOldError:
@@ -72,20 +72,10 @@ class State:
         self.horizon = 0
         self.forgotten_fence: bytes | None = None
 
-    def look(self, keys: Collection[Key]) -> None:
-        """Look up keys, and the feed's head and horizon in the same statement as the first of them."""
-        wanted = list(keys) or [b""]
-        place = 0
-        while place < len(wanted):
-            statement, size = look_up(min(len(wanted) - place, 512), head="" if place else "head")
-            part = wanted[place : place + size]
-            found = self.connection.execute(statement, part + [None] * (size - len(part))).fetchall()
-            if not place:
-                _, self.head, self.head_id, self.horizon, self.forgotten_fence, _, _ = found[0]
-                del found[0]
-            for row in found:
-                self.rows[row[0]] = row
-            place += size
+    def look(self, keys: Sequence[Key]) -> None:
+        """Look up keys, and where the feed begins and ends."""
+        ends = find(self.connection, keys, self.rows, with_feed=True)
+        self.head, self.head_id, self.horizon, self.forgotten_fence = ends
 
     def admit(self, request: CommitRequest) -> None:
         """Raises `UsageError` for a snapshot of another store, `SnapshotTooOldError` for one that is no longer
@@ -123,8 +113,8 @@ class State:
         for expectations in (request.reads, request.guards):
             for key, expected in expectations.items():
                 row = self.rows.get(key)
-                expires_at = row[EXPIRES_AT] if row is not None and key in request.alive else None
-                expired = expires_at is not None and expires_at <= self.now
+                expires_at = row[EXPIRES_AT] if row is not None and key in request.alive else 0
+                expired = 0 < expires_at <= self.now
                 if expired or not _holds(row, expected, request.snapshot.position):
                     clashes.append(self._clash(key, "write" if expected is UNCHANGED else "read"))
         clashes += self.changed_spans(request.spans, checked)
