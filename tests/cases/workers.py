@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -207,12 +210,54 @@ def _add_to(session: Any, name: str) -> None:
     session.add("total", 1)
 
 
+def interrupted(url: str, times: int, seed: int) -> dict[str, Any]:
+    """Commit while another thread sends Ctrl-C at random moments; what the program was told, against the truth."""
+    dice, begun = random.Random(seed), list[str]()
+    told: dict[str, str] = {}
+
+    def note_and_add(session: Any) -> None:
+        begun.append(session.transaction_id)
+        _increment(session, "n")
+
+    def interrupt() -> None:
+        for _ in range(times):
+            seen, spin = len(begun), dice.randrange(2_000)
+            while len(begun) == seen or spin:
+                spin = max(0, spin - 1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with interlock.sync.open(url, agent="worker") as store:
+        counters = store.resource("counters")
+        counters.run(note_and_add)
+        tormentor, interrupts = threading.Thread(target=interrupt, daemon=True), 0
+        tormentor.start()
+        while interrupts < times:
+            try:
+                while True:
+                    done = counters.run_detailed(note_and_add)
+                    told[done.transaction_id] = "acknowledged"
+            except KeyboardInterrupt as error:
+                interrupts += 1
+                if "nothing was written" in " ".join(getattr(error, "__notes__", ())):
+                    told[begun[-1]] = "taken back"
+        truth = {each: store.outcome(each).value == "committed" for each in begun}
+        return {
+            "acknowledged but lost": [
+                each for each, what in told.items() if what == "acknowledged" and not truth[each]
+            ],
+            "taken back but there": [each for each, what in told.items() if what == "taken back" and truth[each]],
+            "committed": sum(truth.values()),
+            "value": counters.read("n"),
+        }
+
+
 JOBS: dict[str, Callable[..., Any]] = {
     "charge": charge_often,
     "show_moments": show_moments,
     "increment": increment,
     "open_together": open_together,
     "fork_and_write": fork_and_write,
+    "interrupted": interrupted,
 }
 
 

@@ -85,12 +85,13 @@ class Engine:
     # -- access --------------------------------------------------------------------------------------------------------
     async def admit(self, runtime: Runtime) -> Reader:
         """The calling thread's reader; opens the store if it is not open. Raises `UsageError` once it is closed."""
+        local = self.local  # closing puts another one in its place, first of all
         self.check()
         if self.opened is None:
             await self.submit(Job(runtime.waiter()))
         reader = self._new_reader()
         self.check()
-        self.local.reader = reader
+        local.reader = reader
         return reader
 
     def check(self) -> None:
@@ -146,8 +147,13 @@ class Engine:
         if job.take():
             error.add_note("interlock: the commit was taken back before it began; nothing was written")
             return
+        if isinstance(error, GeneratorExit):  # nobody looks at the answer, and nothing may be awaited here
+            return
         try:
             await job.waiter.wait(self.options.grace_seconds, shielded=True)
+        except BaseException as again:  # Ctrl-C once more
+            again.add_note(f"interlock: {_outcome(job)}")
+            raise
         finally:
             error.add_note(f"interlock: {_outcome(job)}")
 
@@ -157,8 +163,8 @@ class Engine:
             if self.refusal is not None:
                 return
             self.refusal = CLOSED
+            self.local = Local()
             writer = self._writer
-        self.local = Local()
         self.news.close()
         if writer is not None:
             job = StopJob(runtime.waiter())
