@@ -65,7 +65,7 @@ async def _rows(
     call: str,
 ) -> AsyncIterator[tuple[Key, bytes]]:
     if txn.state:
-        txn.refuse(call)
+        txn.admit_read(call)
     try:
         if resource.space is not txn.home:
             txn.touch(resource.space)
@@ -77,7 +77,7 @@ async def _rows(
     while rest.start < rest.stop:
         try:
             if txn.state:
-                txn.refuse(call)
+                txn.admit_read(call)
             page = await _page(txn, rest, size, reverse)
             seen, rest = _cut(rest, page, reverse)
             rows = _overlay(txn, seen, page, reverse)
@@ -94,16 +94,16 @@ async def _page(txn: Transaction, span: Span, size: int, reverse: bool) -> Page:
     txn.check_time()
     if txn.unchecked is not None:
         spaces, txn.unchecked = txn.unchecked, None
-        found = await txn.backend.read([space.rules_key for space in spaces])
+        found = await txn.alone(txn.backend.read([space.rules_key for space in spaces]))
         for space, entry in zip(spaces, found.entries, strict=True):
             space.learn(entry)
             space.admit(txn.mode, txn.isolation)
     newest = txn.mode == modes.NONE and txn.invariant_spans is None
-    page = await txn.backend.scan(span, None if newest else txn.token, limit=size, reverse=reverse)
+    page = await txn.alone(txn.backend.scan(span, None if newest else txn.token, limit=size, reverse=reverse))
     if txn.token is None or newest:
         txn.token = page.token
     elif page.superseded and txn.mode >= modes.OPTIMISTIC and await txn.extend():
-        page = await txn.backend.scan(span, txn.token, limit=size, reverse=reverse)
+        page = await txn.alone(txn.backend.scan(span, txn.token, limit=size, reverse=reverse))
     return page
 
 
@@ -176,18 +176,18 @@ async def update_where(
 async def read_many(txn: Transaction, resource: Resource, wanted: list[Any]) -> dict[Any, Any]:
     """Several keys in one round trip; those without a value are left out."""
     if txn.state:
-        txn.refuse("read_many")
+        txn.admit_read("read_many")
     try:
         if resource.space is not txn.home:
             txn.touch(resource.space)
         raws = [resource.encode(key) for key in wanted]
         missing = [raw for raw in raws if raw not in txn.reads and txn.own(raw) is MISSING]
         if missing and txn.token is not None and txn.unchecked is None and txn.mode != modes.NONE:
-            reading = await txn.backend.read(missing, txn.token)
+            reading = await txn.alone(txn.backend.read(missing, txn.token))
             if not reading.superseded:
                 txn.reads.update(zip(missing, reading.entries, strict=True))
         elif missing and txn.token is None and txn.unchecked is None and txn.mode != modes.NONE:
-            reading = await txn.backend.read(missing)
+            reading = await txn.alone(txn.backend.read(missing))
             txn.token = reading.token
             txn.reads.update(zip(missing, reading.entries, strict=True))
     except BaseException as error:

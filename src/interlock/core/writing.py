@@ -130,14 +130,24 @@ async def append(txn: Transaction, resource: Resource, key: Any, item: Any) -> N
     await _merge(txn, resource, key, "append", lambda: Operation("append", resource.element(item)))
 
 
-async def change_set(txn: Transaction, resource: Resource, key: Any, kind: str, item: Any) -> None:
-    """Add to, or remove from, a set of str, bytes and int."""
-    await _merge(txn, resource, key, kind, lambda: Operation(kind, codec.freeze_member(item)))
+async def set_add(txn: Transaction, resource: Resource, key: Any, item: Any) -> None:
+    """Add to a set of str, bytes and int."""
+    await _merge(txn, resource, key, "set_add", lambda: Operation("set_add", codec.freeze_member(item)))
 
 
-async def extreme(txn: Transaction, resource: Resource, key: Any, kind: str, value: Any) -> None:
-    """Keep the larger (smaller) of the stored value and ``value``."""
-    await _merge(txn, resource, key, kind, lambda: merges.extreme_operation(kind, value))
+async def set_remove(txn: Transaction, resource: Resource, key: Any, item: Any) -> None:
+    """Remove from a set of str, bytes and int."""
+    await _merge(txn, resource, key, "set_remove", lambda: Operation("set_remove", codec.freeze_member(item)))
+
+
+async def maximum(txn: Transaction, resource: Resource, key: Any, value: Any) -> None:
+    """Keep the larger of the stored value and ``value``."""
+    await _merge(txn, resource, key, "maximum", lambda: merges.extreme_operation("maximum", value))
+
+
+async def minimum(txn: Transaction, resource: Resource, key: Any, value: Any) -> None:
+    """Keep the smaller of the stored value and ``value``."""
+    await _merge(txn, resource, key, "minimum", lambda: merges.extreme_operation("minimum", value))
 
 
 async def merge(txn: Transaction, resource: Resource, key: Any, operand: Any, using: str) -> None:

@@ -46,6 +46,7 @@ _PARTS = (
     "sessions.anomalies",
     "sessions.reading",
     "sessions.merging",
+    "sessions.ending",
 )
 
 pytest.register_assert_rewrite(

@@ -137,9 +137,7 @@ async def test_merges_of_keys_never_read_do_not_conflict(desk: Desk, mode: inter
 @pytest.mark.parametrize("mode", VALIDATING)
 @pytest.mark.parametrize("how", ["read before", "read after", "scan before", "scan after"])
 @at_desk
-async def test_a_key_that_is_merged_and_read_counts_as_read(
-    desk: Desk, mode: interlock.Isolation, how: str
-) -> None:
+async def test_a_key_that_is_merged_and_read_counts_as_read(desk: Desk, mode: interlock.Isolation, how: str) -> None:
     """By key and by range, where there is a value and where there is none, and for registered merges too."""
     for key, custom in (("a", False), ("z", False), ("a", True), ("z", True)):
         things = desk.elsewhere().resource("things")
