@@ -381,7 +381,7 @@ def test_random_steps_have_the_same_results_as_the_reference(world: World) -> No
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=100,
+            max_examples=60,
             stateful_step_count=40,
             deadline=None,
             database=None,
