@@ -104,6 +104,10 @@ def test_a_value_from_the_standard_input(run: Run) -> None:
     assert run("get", "docs", "b", "--text").stdout == "as it is\n"
 
 
+def test_a_standard_input_that_is_no_text(run: Run) -> None:
+    assert "not text" in run("put", "docs", "a", "-", input=b"\xff\xfe", status=2).stderr
+
+
 def test_negative_numbers_need_no_tricks(run: Run) -> None:
     run("put", "stock", "sku-1", "-5")
     assert run("get", "stock", "sku-1").stdout == "-5\n"

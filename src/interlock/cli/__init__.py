@@ -21,6 +21,9 @@ def main() -> int:
     if missing:
         sys.stderr.write(f'interlock: the command line needs {" and ".join(missing)}: pip install "interlock[cli]"\n')
         return 2
-    from interlock.cli.app import run
+    try:
+        from interlock.cli.app import run
 
-    return run()
+        return run()
+    except KeyboardInterrupt:  # before a command had begun
+        return 130

@@ -115,8 +115,9 @@ def compact(
       interlock compact --history-seconds 3600
     """
     with opened(url, as_json=as_json, history_seconds=history_seconds) as (store, output):
+        quiet = as_json or not output.complaints.is_terminal
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, console=output.complaints, transient=True, disable=not output.tabular) as bar:
+        with Progress(*columns, console=output.complaints, transient=True, disable=quiet) as bar:
             task = bar.add_task("compacting")
             dropped = store.compact(
                 progress=lambda count: bar.update(task, description=f"dropped {count}", completed=count)

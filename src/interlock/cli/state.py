@@ -69,7 +69,10 @@ def put(
     resource: ResourceName,
     key: KeyText,
     value: Annotated[
-        str, typer.Argument(metavar="VALUE", help="JSON, as `get` shows it. - reads it from the standard input.")
+        str,
+        typer.Argument(
+            metavar="VALUE", help="JSON, as `get` shows it. - reads it from the standard input.", show_default=False
+        ),
     ],
     text: Annotated[bool, typer.Option("--text", help="VALUE is the text to store, not JSON.")] = False,
     if_absent: Annotated[
@@ -101,7 +104,7 @@ def put(
     """
     with opened(url, as_json=as_json, new=True, agent=agent) as (store, output):
         name = parse_key(key, raw=raw_key)
-        given = sys.stdin.read() if value == "-" else value
+        given = _standard_input() if value == "-" else value
         new = given if text else parse_value(given)
         held = store.resource(resource)
         if if_version is not None:
@@ -118,6 +121,13 @@ def put(
             )
         else:
             output.line(f"committed {transaction_id} as version {version}")
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the standard input is not text: {error}") from None
 
 
 def _put(session: sync.AgentSession[Any], key: UserKey, value: Any, if_absent: bool) -> None:
