@@ -8,6 +8,7 @@ log outside the queue lock.
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import sys
 from typing import Final
@@ -18,6 +19,8 @@ from interlock.errors import BackendCorruptError, BackendError, BackendUnavailab
 Connection = sqlite3.Connection
 
 _CACHE_KIBIBYTES: Final = 16_384
+_LOG_BYTES: Final = 16 << 20
+"""To what the write-ahead log shrinks again after a commit that was larger."""
 _NETWORK: Final = {
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ncpfs", "ceph", "glusterfs", "lustre", "gpfs", "beegfs", "davfs"),
     *("fuse.sshfs", "fuse.rclone", "fuse.s3fs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.ceph", "fuse.davfs2"),
@@ -56,6 +59,7 @@ def connect(path: str, *, busy_seconds: float, read_only: bool) -> Connection:
         connection.execute("PRAGMA temp_store=MEMORY")
         if not read_only:
             connection.execute("PRAGMA wal_autocheckpoint=0")
+            connection.execute(f"PRAGMA journal_size_limit={_LOG_BYTES}")
             if sys.platform == "darwin":
                 connection.execute("PRAGMA fullfsync=1")
                 connection.execute("PRAGMA checkpoint_fullfsync=1")
@@ -110,7 +114,7 @@ def file_system(directory: str, mounts: str = "/proc/mounts") -> str:
         return ""
     best, kind = "", ""
     for row in rows:
-        place = row[1].encode("utf-8", "surrogateescape").decode("unicode_escape")  # a blank is written \040
+        place = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), row[1])  # a blank is written \040
         inside = directory == place or directory.startswith(place.rstrip("/") + "/")
         if inside and len(place) >= len(best):
             best, kind = place, row[2]

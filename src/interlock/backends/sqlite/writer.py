@@ -99,6 +99,7 @@ class Writer:
         self._known: dict[int, bytes] = {}
         self._pages = 0
         self._position = 0
+        self._checkpointed = 0
         self._stops: list[Job] = []
         self._stopped = False
         threading.Thread(target=self._run, name="interlock-sqlite-writer", daemon=True).start()
@@ -112,9 +113,10 @@ class Writer:
     def _run(self) -> None:
         while not self._stopped:
             self._turn(self._queue.get())
-        answers: Answers = []
-        self._refuse([], UsageError(CLOSED), answers)
-        self._answer(answers)
+        while not self._queue.empty():
+            answers: Answers = []
+            self._refuse([], UsageError(CLOSED), answers)
+            self._answer(answers)
 
     def _turn(self, first: Job) -> None:
         answers: Answers = []
@@ -203,21 +205,16 @@ class Writer:
         try:
             connection = self.connection or self._open()
             connection.execute("BEGIN IMMEDIATE")
-        except sqlite3.Error as error:
-            self._refuse(jobs, failure(error, self.path), answers)
-            return
-        except InterlockError as error:
-            self._refuse(jobs, error, answers)
+        except Exception as error:
+            self._refuse(jobs, self._failure(error), answers)
             return
         taken = self._taken(jobs + self._rest(_BATCH - len(jobs)))
         try:
             if taken:
                 self._set_synchronous(connection, all(not job.durable for job in taken))
                 self._decide(connection, taken, answers)
-        except sqlite3.Error as error:
-            answers[:] = [(job, failure(error, self.path)) for job in taken]
-        except Exception as error:  # a fault of ours must not leave anybody waiting
-            answers[:] = [(job, error) for job in taken]
+        except Exception as error:  # a fault of ours must not leave anybody waiting either
+            answers[:] = [(job, self._failure(error)) for job in taken]
         finally:
             self._roll_back()
 
@@ -278,6 +275,14 @@ class Writer:
         index."""
         return (int(now * 1000) << 80 | self._random_bits(80)).to_bytes(16, "big")
 
+    def _failure(self, error: Exception) -> InterlockError:
+        """Our error for whatever was raised where nothing was written."""
+        if isinstance(error, sqlite3.Error):
+            return failure(error, self.path)
+        if isinstance(error, InterlockError):
+            return error
+        return BackendUnavailableError(f"{self.path} cannot be used: {error!r}")
+
     # -- trouble -------------------------------------------------------------------------------------------------------
     def _decide_anew(self, error: sqlite3.Error, batch: Batch, results: Answers, answers: Answers) -> None:
         """COMMIT has raised."""
@@ -336,16 +341,23 @@ class Writer:
 
     def _checkpoint(self) -> None:
         """Copy the write-ahead log into the database, unless another process has lately."""
-        self._pages = min(self._pages, 3 * max(0, self._position - self.lock.checkpointed()))
+        try:
+            reached = self.lock.checkpointed()
+        except OSError:
+            reached = 0
+        if self._checkpointed < reached <= self._position:
+            self._checkpointed = reached
+            self._pages = 3 * (self._position - reached)
         if self._pages < _PAGES or self.connection is None:
             return
         self._pages = 0
+        self._checkpointed = self._position
         with self.working:
             try:
                 self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            except sqlite3.Error:
-                return  # it is tried again later; the log keeps everything
-        self.lock.note_checkpoint(self._position)
+                self.lock.note_checkpoint(self._position)
+            except (sqlite3.Error, OSError):
+                pass  # it is tried again later; the log keeps everything
 
     def _close_if_asked(self) -> None:
         if self._stops:
