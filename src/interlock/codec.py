@@ -42,6 +42,7 @@ _TOO_LARGE = 10**DIGITS
 _Ext = msgspec.msgpack.Ext
 _INT, _DECIMAL, _UUID, _TUPLE, _SET, _FROZENSET, _DATETIME, _DATE, _TIME, _TIMEDELTA = range(1, 11)
 _ELEMENTS = frozenset((str, bytes, int))
+_AS_THEY_ARE = frozenset((bool, type(None), bytes))
 _PLAIN = frozenset((str, int, bool, type(None), bytes, float))
 
 
@@ -156,6 +157,9 @@ def _lower_dict(value: dict[Any, Any], path: str, depth: int) -> Any:
             raise ValueRefusedError(f"the keys of a dict are str, not {type(key).__name__}{_brief(key)}", path=path)
         if not key.isascii():
             _check_text(key, path)
+        kind = type(item)
+        if kind in _AS_THEY_ARE or (kind is str and item.isascii()) or (kind is int and -_I64 <= item < _I64):
+            continue
         low = _lower(item, f"{path}.{key}", depth + 1)
         if low is not item:
             if out is value:
@@ -172,7 +176,14 @@ def _brief(key: Any) -> str:
 
 
 def _lower_items(value: Any, path: str, depth: int) -> list[Any]:
-    return [_lower(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
+    out = []
+    for place, item in enumerate(value):
+        kind = type(item)
+        if kind in _AS_THEY_ARE or (kind is str and item.isascii()) or (kind is int and -_I64 <= item < _I64):
+            out.append(item)
+        else:
+            out.append(_lower(item, f"{path}[{place}]", depth + 1))
+    return out
 
 
 def _lower_set(value: Any, path: str, depth: int) -> bytes:
