@@ -4,6 +4,7 @@ Times are not looked at: a test that depends on the speed of a machine says noth
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import math
@@ -14,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from benchmarks import command, memory, peers, plots, report, scale, sqlite
-from benchmarks.floors.memory import LeastStore, Refused
+from benchmarks.floors.memory import LeastSession, LeastStore, Refused
 from benchmarks.floors.sqlite import LeastRows, SameRows, commit_inline, connect
 from benchmarks.floors.sqlite import Refused as RowsRefused
 from benchmarks.measure import Cell, Figures, Sample, Target, interleave, percentile
@@ -160,6 +161,19 @@ def test_the_memory_floor_refuses_and_replays() -> None:
     with pytest.raises(Refused):
         store.commit("a", {"k": 0}, {"k": b"2"}, store.new_id())
     assert store.read("k") == (first, b"1")
+
+
+def test_the_session_floor_refuses_what_was_read_and_has_changed() -> None:
+    async def interleaved(store: LeastStore) -> None:
+        async with LeastSession(store, "outer") as outer:
+            await outer.write("k", await outer.read("k", "nothing") + "!")
+            async with LeastSession(store, "inner") as inner:
+                await inner.write("k", "inner")
+
+    store = LeastStore()
+    with pytest.raises(Refused):
+        asyncio.run(interleaved(store))
+    assert store.records.keys() == {"inner"}
 
 
 @pytest.mark.parametrize("make", [LeastRows, SameRows])
