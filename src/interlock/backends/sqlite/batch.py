@@ -125,8 +125,8 @@ class Batch(State):
     def changed_in(self, span: Span, checked: int) -> Key | None:
         """As `State.changed_in`, with what this batch has decided."""
         start, stop = span
-        for key in self.changed:
-            if start <= key < stop:
+        for key, row in self.changed.items():
+            if start <= key < stop and row[LISTED] != UNLISTED:
                 return key
         return super().changed_in(span, checked)
 

@@ -11,6 +11,8 @@ batch hears that nothing was written. If COMMIT itself fails: a full disk is a d
 would make the batch valid was not written in full; anything else is decided by
 `interlock.backends.sqlite.settling`.
 
+A process that was refused for a conflict keeps its turn for a moment: `interlock.backends.sqlite.turns`.
+
 The write-ahead log is copied into the database after about a thousand pages, so that its file is used again and
 again (a growing one makes each sync dearer), after the answers were given and still under the queue lock. The
 processes tell each other how far they have come through the queue file, so that they do not all do it.
@@ -33,6 +35,7 @@ from interlock.backends.sqlite.jobs import CommitJob, FenceJob, Job, StopJob
 from interlock.backends.sqlite.locking import QueueLock
 from interlock.backends.sqlite.schema import prepare, since_boot
 from interlock.backends.sqlite.settling import settle
+from interlock.backends.sqlite.turns import Turns
 from interlock.backends.sqlite.statements import VALUE
 from interlock.backends.sqlite.watching import Watchdog
 from interlock.errors import BackendError, BackendUnavailableError, CommitUnknownError, InterlockError, UsageError
@@ -102,6 +105,7 @@ class Writer:
         self._checkpointed = 0
         self._stops: list[Job] = []
         self._stopped = False
+        self._turns = Turns()
         threading.Thread(target=self._run, name="interlock-sqlite-writer", daemon=True).start()
 
     def put(self, job: Job) -> bool:
@@ -129,10 +133,14 @@ class Writer:
             try:
                 with self.working:
                     self._batch(jobs, answers)
-                if self._pages < _PAGES and not self._stops:
+                conflict = any(type(answer) is CommitRefused for _, answer in answers)
+                kept = conflict and not self._stops and self._turns.keep()
+                if self._pages < _PAGES and not self._stops and not kept:
                     self.lock.release()
                 self._answer(answers)
                 self._on_commit(self._position)
+                if kept:
+                    self._go_on()
                 if self._pages >= _PAGES:
                     self._checkpoint()
             finally:
@@ -142,6 +150,16 @@ class Writer:
             self._stopped = True
             self.lock.close()
             self._answer([(job, None) for job in self._stops])
+
+    def _go_on(self) -> None:
+        """Serve whoever comes again after a conflict, in the same turn."""
+        job = self._turns.next_job(self._queue)
+        if job is not None:
+            answers: Answers = []
+            with self.working:
+                self._batch([job], answers)
+            self._answer(answers)
+            self._on_commit(self._position)
 
     def _queue_up(self, first: Job) -> list[Job]:
         """Take the queue lock; the jobs that were looked at meanwhile."""
