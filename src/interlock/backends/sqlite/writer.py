@@ -35,8 +35,8 @@ from interlock.backends.sqlite.jobs import CommitJob, FenceJob, Job, StopJob
 from interlock.backends.sqlite.locking import QueueLock
 from interlock.backends.sqlite.schema import prepare, since_boot
 from interlock.backends.sqlite.settling import settle
-from interlock.backends.sqlite.turns import Turns
 from interlock.backends.sqlite.statements import VALUE
+from interlock.backends.sqlite.turns import Turns
 from interlock.backends.sqlite.watching import Watchdog
 from interlock.errors import BackendError, BackendUnavailableError, CommitUnknownError, InterlockError, UsageError
 from interlock.model import BoundBroken, CommitRefused, DuplicateTransaction, MergeRefused, Reply, Settled
