@@ -47,10 +47,10 @@ class Worker:
         """Wait until it could begin."""
         assert self.line() == "ready", "a worker did not come up; see its traceback above"
 
-    def go(self) -> None:
-        """Let it begin."""
+    def go(self, word: str = "go") -> None:
+        """Let it begin, or tell it something else."""
         assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
+        self.process.stdin.write(f"{word}\n")
         self.process.stdin.flush()
 
     def rest(self) -> Iterator[str]:
@@ -66,13 +66,8 @@ class Worker:
         assert self.process.returncode == 0, f"a worker ended with {self.process.returncode}"
         return json.loads(last)
 
-    def kill(self) -> None:
-        """End it with SIGKILL, at whatever it is doing."""
-        self.process.kill()
-        self.end()
-
     def end(self) -> None:
-        """Release the pipes and wait."""
+        """Close the pipes, which is the end of most, and wait."""
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -251,6 +246,51 @@ def interrupted(url: str, times: int, seed: int) -> dict[str, Any]:
         }
 
 
+def checksum(name: str, part: str, count: int) -> str:
+    """What belongs under one part's key when ``count`` commits were made; long enough for several pages."""
+    return f"{name} {part} {count} " * 60
+
+
+def write_until_told(url: str, name: str) -> dict[str, Any]:
+    """Commit several keys at a time until told to stop; how often, and what went wrong."""
+    errors: list[str] = []
+    count = 0
+    with interlock.sync.open(url, agent=name) as store:
+        ledger = store.resource("ledger")
+        begin()
+        enough = threading.Thread(target=sys.stdin.readline, daemon=True)
+        enough.start()
+        while enough.is_alive():
+            try:
+                count = ledger.run(_write_all, name)
+            except Exception as error:
+                errors.append(repr(error))
+    return {"errors": errors, "count": count}
+
+
+def write_until_killed(url: str) -> None:
+    """For each name that is read, a forked child that commits and says so after each commit, until it is killed."""
+    say("ready")
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            ledger = interlock.sync.open(url, agent=line.strip()).resource("ledger")
+            while True:
+                say(str(ledger.run(_write_all, line.strip())))
+        say(f"child {child}")
+        os.waitpid(child, 0)
+        say("dead")
+
+
+def _write_all(session: Any, name: str) -> int:
+    count: int = session.read((name, "count"), 0) + 1
+    session.write((name, "count"), count)
+    for part in ("a", "b", "c"):
+        session.write((name, part), checksum(name, part, count))
+    session.add("total", 1)
+    return count
+
+
 JOBS: dict[str, Callable[..., Any]] = {
     "charge": charge_often,
     "show_moments": show_moments,
@@ -258,6 +298,8 @@ JOBS: dict[str, Callable[..., Any]] = {
     "open_together": open_together,
     "fork_and_write": fork_and_write,
     "interrupted": interrupted,
+    "write_until_told": write_until_told,
+    "write_until_killed": write_until_killed,
 }
 
 
