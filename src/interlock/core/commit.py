@@ -46,10 +46,11 @@ _REPAIRS = 100
 class Replay(BaseException):
     """The record of an idempotency key is there: the work was done before. Never leaves the library."""
 
-    def __init__(self, result: Any, transaction_id: str) -> None:
+    def __init__(self, result: Any, transaction_id: str, *, ran: bool = True) -> None:
         super().__init__()
         self.result = result
         self.transaction_id = transaction_id
+        self.ran = ran
 
 
 async def commit(txn: Transaction) -> Reply | None:
@@ -303,5 +304,10 @@ async def _replay(sending: _Sending, found: list[Key]) -> None:
         if stored is None:  # expired and not compacted yet: it may be replaced, by one of those who try
             sending.record_expectations[key] = modes.expectation(entry)
             continue
+        if record.nested:  # only a part of this transaction was done before: that part must not be done again
+            raise ConflictError(
+                f"idempotency key {record.idempotency_key!r} was used by another transaction meanwhile",
+                transaction_id=refusals.transaction_text(sending.txn.id),
+            )
         idempotency.check_fingerprint(stored.fingerprint, sending.fingerprints[key], record.idempotency_key)
         raise Replay(stored.result, stored.transaction_id)

@@ -14,6 +14,7 @@ from typing import Any
 
 from interlock.core import isolation as modes
 from interlock.core import writing
+from interlock.core.extension import extend
 from interlock.core.space import Resource
 from interlock.core.transaction import DELETE, MISSING, Transaction
 from interlock.errors import UsageError
@@ -102,7 +103,7 @@ async def _page(txn: Transaction, span: Span, size: int, reverse: bool) -> Page:
     page = await txn.alone(txn.backend.scan(span, None if newest else txn.token, limit=size, reverse=reverse))
     if txn.token is None or newest:
         txn.token = page.token
-    elif page.superseded and txn.mode >= modes.OPTIMISTIC and await txn.extend():
+    elif page.superseded and txn.mode >= modes.OPTIMISTIC and await extend(txn):
         page = await txn.alone(txn.backend.scan(span, txn.token, limit=size, reverse=reverse))
     return page
 

@@ -9,17 +9,13 @@ so that one transaction may span several. What holds at every moment:
   each time).
 - A call that fails dooms the transaction: code that swallows the error cannot commit, the exit raises the error again.
 - After the end every call is refused. Nothing is held in the engine in between, however long the agent thinks.
-
-Snapshot extension (optimistic and serializable): when a read meets something newer than the snapshot, everything read
-so far is validated; if it still holds, the snapshot moves forward and the transaction sees the newer value; if not,
-it can never commit a write, so one that has written fails there and then. One that has not goes on with its old
-snapshot (read-only transactions never abort) and fails when it first writes.
+- Everything read is from one snapshot, which may move forward only as a whole, see `interlock.core.extension`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from contextvars import Token as ContextToken
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -29,9 +25,9 @@ from interlock.core import isolation as modes
 from interlock.core import refusals
 from interlock.core.calls import ACTIVE, BUSY, ENDED, LEFT_BEHIND, ROLLED_BACK, Attempted
 from interlock.core.chains import Custom, Step
+from interlock.core.extension import extend
 from interlock.core.space import Resource, Space
 from interlock.errors import (
-    BackendUnavailableError,
     CommitUnknownError,
     ConflictError,
     DeadlineExceededError,
@@ -42,8 +38,6 @@ from interlock.errors import (
 from interlock.model import (
     BoundBroken,
     Clash,
-    CommitRefused,
-    CommitRequest,
     Delete,
     Entry,
     Expectation,
@@ -97,6 +91,9 @@ process: Final = _Process()
 os.register_at_fork(after_in_child=process.forked)
 
 
+Settle = Callable[["Transaction", CommitUnknownError], Awaitable[None]]
+
+
 class Transaction(Attempted):
     """The state of one attempt. Not for users: `AgentSession` is."""
 
@@ -116,6 +113,7 @@ class Transaction(Attempted):
     replayed: bool = False
     reply: Reply | None = None
     run_id: str | None = None
+    settle: Settle | None = None
     spans: list[Span] | None = None
     stale: tuple[Clash, ...] | None = None
     token: Token | None = None
@@ -157,6 +155,8 @@ class Transaction(Attempted):
             self.leave_gate()
         token, self.context = self.context, None
         if token is None:
+            if current.get() is self:  # interrupted while it was entered
+                current.set(None)
             return
         try:
             current.reset(token)
@@ -297,7 +297,7 @@ class Transaction(Attempted):
         entry = reading.entries[0]
         if token is None or newest:
             self.token = reading.token
-        elif reading.superseded and self.mode >= modes.OPTIMISTIC and await self.extend():
+        elif reading.superseded and self.mode >= modes.OPTIMISTIC and await extend(self):
             entry = (await self.alone(self.backend.read((raw,), self.token))).entries[0]
         self.reads[raw] = entry
         return entry
@@ -337,64 +337,6 @@ class Transaction(Attempted):
         if self.token is None:
             self.token = await self.alone(self.backend.snapshot())
         return self.token
-
-    async def extend(self, *, always_raise: bool = False) -> bool:
-        """Move the snapshot forward if everything read still holds; else conflict, or go on with the old one.
-
-        In optimistic mode a range that has changed is no conflict; it only keeps the snapshot where it is, because a
-        transaction never sees two states."""
-        if self.stale is None and (always_raise or not self.pinned):
-            token = await self.need_token()
-            expected = self.expectations({})
-            spans = modes.validated_spans(modes.SERIALIZABLE, self.spans or (), ())
-            request = CommitRequest(self.id, self.agent, self.isolation, token, expected, {}, {}, spans)
-            try:
-                reply = await self._validate(request)
-            except CommitRefused as refused:
-                clashes = refused.clashes
-                if self.mode < modes.SERIALIZABLE:
-                    clashes = tuple(clash for clash in clashes if clash.kind != "range")
-                    self.pinned = True
-                self.stale = clashes or None
-            else:
-                self.token, self.pinned = reply.token, False
-                return True
-        if self.stale and (self.writes or self.clears or self.chains or self.records or always_raise):
-            raise self.conflict(self.stale)
-        return False
-
-    async def check(self) -> None:
-        """Conflict now if anything read has changed, else move the snapshot forward. No effect in mode ``none``."""
-        if self.state:
-            self.refuse("check")
-        try:
-            self.check_time()
-            if self.mode == modes.SNAPSHOT:
-                await self._check_written()
-            elif self.mode != modes.NONE:
-                await self.extend(always_raise=True)
-        except BaseException as error:
-            self.doom(error)
-            raise
-
-    async def _check_written(self) -> None:
-        token = await self.need_token()
-        expected = self.expectations(self.writes)
-        try:
-            await self._validate(CommitRequest(self.id, self.agent, self.isolation, token, expected, {}, {}))
-        except CommitRefused as refused:
-            raise self.conflict(refused.clashes) from None
-
-    async def _validate(self, request: CommitRequest) -> Reply:
-        """Send a request that writes nothing. If its reply is lost, nothing is unknown."""
-        before, self.state = self.state, BUSY
-        try:
-            return await self.backend.commit(request)
-        except CommitUnknownError as error:
-            raise BackendUnavailableError("the reply to a validation was lost; nothing was written") from error
-        finally:
-            if self.state == BUSY:
-                self.state = before
 
     def expectations(self, writes: dict[Key, Write]) -> dict[Key, Expectation]:
         """What must still hold of the keys read, and of those written blindly."""

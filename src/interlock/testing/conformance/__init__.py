@@ -47,6 +47,7 @@ _PARTS = (
     "sessions.reading",
     "sessions.merging",
     "sessions.ending",
+    "sessions.nesting",
 )
 
 pytest.register_assert_rewrite(
