@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -17,11 +19,12 @@ import trio
 from interlock.backends import bridges
 from interlock.backends.bridges import Bridged, Delegate, Threaded
 from interlock.backends.memory import MemoryBackend
+from interlock.backends.sqlite import SQLiteBackend
 from interlock.errors import CommitUnknownError, UsageError
 from interlock.model import CommitRequest, Token
 from interlock.ports import Backend
 from interlock.testing.conformance import *  # noqa: F403
-from interlock.testing.conformance.world import Subject, key, put, step
+from interlock.testing.conformance.world import Subject, World, key, put, step
 
 T = TypeVar("T")
 
@@ -55,16 +58,16 @@ class Suspending(Delegate):
         return self
 
 
-_FACTORIES: dict[str, Callable[[], Backend]] = {
-    "threaded": lambda: Threaded(MemoryBackend().blocking()),
-    "bridged": lambda: Bridged(Suspending(MemoryBackend())),
-    "suspending": lambda: Suspending(MemoryBackend()),
-}
-
-
-@pytest.fixture(params=list(_FACTORIES))
-def backend(request: pytest.FixtureRequest) -> Callable[[], Backend]:
-    return _FACTORIES[request.param]
+@pytest.fixture(params=["threaded", "bridged"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    """Each bridge in the world that it is for; the other world would see only what lies behind it."""
+    numbers = itertools.count()
+    if request.param == "threaded":
+        made = World("awaited", lambda: Threaded(SQLiteBackend(tmp_path / f"{next(numbers)}.db").blocking()))
+    else:
+        made = World("stepped", lambda: Suspending(MemoryBackend()))
+    yield made
+    made.close()
 
 
 class Held(Delegate):
