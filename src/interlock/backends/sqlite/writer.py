@@ -30,7 +30,7 @@ from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from interlock.backends.sqlite.batch import Batch
-from interlock.backends.sqlite.connection import FULL, Connection, code_of, connect, failure, refuse_place
+from interlock.backends.sqlite.connection import CLOSED, FULL, Connection, code_of, connect, failure, refuse_place
 from interlock.backends.sqlite.jobs import CommitJob, FenceJob, Job, StopJob
 from interlock.backends.sqlite.locking import QueueLock
 from interlock.backends.sqlite.schema import prepare, since_boot
@@ -41,8 +41,6 @@ from interlock.backends.sqlite.watching import Watchdog
 from interlock.errors import BackendError, BackendUnavailableError, CommitUnknownError, InterlockError, UsageError
 from interlock.model import BoundBroken, CommitRefused, DuplicateTransaction, MergeRefused, Reply, Settled
 from interlock.runtime import wake_all
-
-CLOSED: Final = "this store is closed"
 
 _BATCH: Final = 128
 _PAGES: Final = 1000
