@@ -301,23 +301,45 @@ def test_a_bridge_that_nobody_holds_ends_its_thread() -> None:
     assert not thread.is_alive()
 
 
+def _in_child(check: Callable[[], bool]) -> bool:
+    """Fork, run the check in the child, and say what came of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads: as meant here
+        child = os.fork()
+    if child == 0:
+        good = False
+        try:
+            good = check()
+        finally:
+            os._exit(0 if good else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_a_bridge_refuses_in_a_forked_child() -> None:
     backend = Bridged(Suspending(MemoryBackend()))
     step(backend.snapshot())
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # Python 3.12 warns of forks beside threads: that is the case
-        child = os.fork()
-    if child == 0:
-        try:
+
+    def check() -> bool:
+        with pytest.raises(UsageError, match="open one in the child"):
             step(backend.snapshot())
-        except UsageError as error:
-            os._exit(0 if "open one in the child" in str(error) else 2)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return True
+
+    assert _in_child(check)
     step(backend.close())
+
+
+def test_a_forked_child_has_threads_of_its_own(tmp_path: Path) -> None:
+    backend = Threaded(SQLiteBackend(tmp_path / "store.db").blocking())
+    store = Subject(backend)
+
+    async def add(name: str) -> dict[bytes, Any]:
+        await store.commit({key(name): put(1)})
+        return await store.listing()
+
+    asyncio.run(add("a"))
+    assert _in_child(lambda: asyncio.run(add("b")) == {key("a"): 1, key("b"): 1})
+    assert asyncio.run(add("c")) == {key("a"): 1, key("b"): 1, key("c"): 1}
+    asyncio.run(backend.close())
 
 
 def test_a_backend_that_suspends_needs_no_threads() -> None:
