@@ -1,8 +1,9 @@
 """`memo`: results that are paid for once, however often the function runs again.
 
 Which call is which? A function that is defined anew at each attempt is the same one if its code is and what it closes
-over: equal numbers and texts, the very same objects otherwise. A result is kept in its stored form, so that each
-attempt gets a copy of its own; what has no stored form is kept as it is."""
+over: equal numbers and texts, the very same objects otherwise. Other callables are the same if they are equal. A
+result is kept in its stored form, so that each attempt gets a copy of its own; what has no stored form is kept as it
+is."""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ def _same(value: Any, depth: int) -> Any:
     if kind is MethodType:
         return _same(value.__func__, depth), _Same(value.__self__)
     if kind is not FunctionType or depth > _DEPTH:
-        return _Same(value)
+        return value if depth == 0 and kind.__hash__ is not None else _Same(value)
     inner = [_contents(cell) for cell in value.__closure__ or ()]
     inner += (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
     inner.append(getattr(value, "__wrapped__", None))

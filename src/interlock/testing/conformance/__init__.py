@@ -47,7 +47,10 @@ _PARTS = (
     "sessions.reading",
     "sessions.merging",
     "sessions.ending",
+    "sessions.calling",
     "sessions.nesting",
+    "sessions.beginning",
+    "sessions.remembering",
 )
 
 pytest.register_assert_rewrite(
