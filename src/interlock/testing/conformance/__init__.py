@@ -51,6 +51,7 @@ _PARTS = (
     "sessions.nesting",
     "sessions.beginning",
     "sessions.remembering",
+    "sessions.snapshots",
 )
 
 pytest.register_assert_rewrite(

@@ -109,7 +109,7 @@ async def test_attempts_end_with_the_bodys_own_error(desk: Desk) -> None:
 @at_desk
 async def test_attempts_need_both_managers_and_no_parent(desk: Desk) -> None:
     things = desk.resource()
-    with pytest.raises(interlock.UsageError, match="both|write `"):
+    with pytest.raises(interlock.UsageError, match="attempt"):
         async for attempt in things.attempts():
             async with attempt.session():
                 pass
