@@ -133,7 +133,7 @@ class Transaction(Attempted):
         self.writes: dict[Key, Write] = {}
         self.generation = process.generation
         if mode < modes.SERIALIZABLE and home is not None:
-            home.admit(mode, isolation)
+            home.rules.admit(mode, isolation)
             self.unchecked = [home]
 
     @property
@@ -183,7 +183,7 @@ class Transaction(Attempted):
             return
         if space.engine is not self.engine:
             raise UsageError(f"resource {space.name!r} belongs to another store than this session")
-        space.admit(self.mode, self.isolation)
+        space.rules.admit(self.mode, self.isolation)
         self.touched = [*(self.touched or ()), space]
         if self.mode < modes.SERIALIZABLE:
             self.unchecked = [*(self.unchecked or ()), space]
@@ -287,14 +287,15 @@ class Transaction(Attempted):
             gates = self.engine.gates
             if self.gate is None and raw in gates.open:
                 await self.queue_for(raw)
-        if self.unchecked is not None:
-            return await self._fetch_with_rules(raw)
         newest = self.mode == modes.NONE and self.invariant_reads is None
+        wanted = (raw,) if self.unchecked is None else (raw, *self.rules_keys())
         state, self.state = self.state, BUSY
-        reading = await self.backend.read((raw,), None if newest else token)
+        reading = await self.backend.read(wanted, None if newest else token)
         if self.state == BUSY:
             self.state = state
         entry = reading.entries[0]
+        if self.unchecked is not None:
+            self.admit_by(reading.entries[1:])
         if token is None or newest:
             self.token = reading.token
         elif reading.superseded and self.mode >= modes.OPTIMISTIC and await extend(self):
@@ -302,14 +303,16 @@ class Transaction(Attempted):
         self.reads[raw] = entry
         return entry
 
-    async def _fetch_with_rules(self, raw: Key) -> Entry | None:
-        """The first read of a session that is not serializable learns the floors that others have published."""
+    def rules_keys(self) -> list[Key]:
+        """Where the rules lie that a session which is not serializable has not looked at yet. It does so in the very
+        state that it reads first, so that a floor binds readers too, from the commit that publishes it."""
+        return [space.rules_key for space in self.unchecked or ()]
+
+    def admit_by(self, entries: list[Entry | None]) -> None:
+        """Learn what was found there. Raises `IsolationError`."""
         spaces, self.unchecked = self.unchecked or [], None
-        found = await self.alone(self.backend.read([space.rules_key for space in spaces]))
-        for space, entry in zip(spaces, found.entries, strict=True):
-            space.learn(entry)
-            space.admit(self.mode, self.isolation)
-        return await self.fetch(raw)
+        for space, entry in zip(spaces, entries, strict=True):
+            space.learn(entry).admit(self.mode, self.isolation)
 
     async def queue_for(self, raw: Key) -> None:
         """Wait at the gate of a hot key, for as long as neither this attempt nor one around it holds any."""

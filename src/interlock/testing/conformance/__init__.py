@@ -52,6 +52,7 @@ _PARTS = (
     "sessions.beginning",
     "sessions.remembering",
     "sessions.snapshots",
+    "sessions.rules",
 )
 
 pytest.register_assert_rewrite(
