@@ -36,7 +36,7 @@ from interlock.backends.sqlite.statements import (
     find,
 )
 from interlock.backends.sqlite.trail import QUIET, back
-from interlock.backends.sqlite.validation import State, author_of, check_store, entry_of, keys_of, too_old
+from interlock.backends.sqlite.validation import State, author_of, check_store, entry_of, too_old
 from interlock.errors import BackendCorruptError, InterlockError, SnapshotTooOldError, UsageError
 from interlock.model import (
     NONCE_MASK,
@@ -275,7 +275,7 @@ class Reader:
                 self._begin()
                 try:
                     state = State(self.connection, self.store, self.now(), {})
-                    state.look(list(dict.fromkeys(keys_of(request))))
+                    state.look_all(request)
                     state.admit(request)
                     state.judge(request, request.snapshot.position)
                 finally:
@@ -300,7 +300,7 @@ class Reader:
                     try:
                         state.admit(request)
                         if state.changed_spans(request.spans, request.snapshot.position):
-                            state.look(list(dict.fromkeys(keys_of(request))))
+                            state.look_all(request)
                             state.judge(request, request.snapshot.position)
                     except (CommitRefused, SnapshotTooOldError):
                         state.refuse_duplicate(request.transaction.to_bytes(16, "big"))
