@@ -53,6 +53,7 @@ _PARTS = (
     "sessions.remembering",
     "sessions.snapshots",
     "sessions.rules",
+    "sessions.floors",
 )
 
 pytest.register_assert_rewrite(
