@@ -317,8 +317,10 @@ class Transaction(Attempted):
     async def queue_for(self, raw: Key) -> None:
         """Wait at the gate of a hot key, for as long as neither this attempt nor one around it holds any."""
         if self.gate is None and not self._enclosed_by_gate():
-            await self.alone(self.engine.gates.enter(raw, self))
-            self.gate = raw
+            if await self.alone(self.engine.gates.enter(raw, self, self.deadline)):
+                self.gate = raw
+            else:
+                self.check_time()
 
     def _enclosed_by_gate(self) -> bool:
         """Whether a transaction that waits for this one to end holds a gate: to queue then could be to wait for it."""

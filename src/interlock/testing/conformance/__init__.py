@@ -54,6 +54,8 @@ _PARTS = (
     "sessions.snapshots",
     "sessions.rules",
     "sessions.floors",
+    "sessions.retrying",
+    "sessions.deadlines",
 )
 
 pytest.register_assert_rewrite(
