@@ -12,22 +12,25 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import enum
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any, Final, get_args, get_origin
+from typing import Any, Final, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 import msgspec
 
-from interlock import codec
+from interlock import codec, merges
 from interlock.errors import UsageError, ValueRefusedError
+from interlock.model import Operation
 
 _NATIVE = (bytes, Decimal, UUID, dt.datetime, dt.date, dt.time, dt.timedelta)
+_CONTAINERS = (list, tuple, set, frozenset, dict)
 _SCALARS = (str, int, float, bool, bytes, Decimal, UUID, dt.datetime, dt.date, dt.time, dt.timedelta)
 
 
 class ValueType:
-    """A resource's type: ``freeze`` and ``thaw`` for its values, and the types of elements for merges."""
+    """A resource's type: ``freeze`` and ``thaw`` for its values, ``element`` for what is appended to them."""
 
     __slots__ = ("declared", "element", "freeze", "thaw")
 
@@ -42,6 +45,16 @@ class ValueType:
         self.freeze = freeze
         self.thaw = thaw
         self.element = element
+
+    def admit(self, operation: Operation) -> None:
+        """Raises `ValueRefusedError` for a merge after which no value of this type could be there."""
+        alone = merges.apply(None, (Operation(operation.kind, operation.operand),))
+        try:
+            self.thaw(alone)
+        except ValueRefusedError as error:
+            raise ValueRefusedError(
+                f"{operation.kind} does not fit the type of the resource: {error.args[0]}"
+            ) from error
 
 
 PLAIN: Final = ValueType(Any, codec.freeze, codec.thaw, codec.freeze_element)
@@ -99,15 +112,20 @@ class _Shape:
         self.declared = declared
         self.name = str(declared) if get_origin(declared) else getattr(declared, "__qualname__", str(declared))
         self._adapter: Any = None
-        if _mentions_model(declared):
-            from pydantic import TypeAdapter  # installed, since a model of it was handed in
-
-            self._adapter = TypeAdapter(declared)
-            return
         try:
-            msgspec.inspect.type_info(declared)
+            if _mentions_model(declared, set()):
+                from pydantic import TypeAdapter  # installed, since a model of it was handed in
+
+                self._adapter = TypeAdapter(declared)
+                return
+            unknown = _unknown(msgspec.inspect.type_info(declared), set())
         except Exception as error:
             raise UsageError(f"values of type {self.name} cannot be stored: {error}") from error
+        if unknown is not None:
+            raise UsageError(
+                f"values of type {self.name} cannot be stored: {unknown.__qualname__} is no plain type, dataclass, "
+                "msgspec struct or pydantic model"
+            )
 
     def take_apart(self, value: Any) -> Any:
         return _plain(value, "$", 0)
@@ -131,17 +149,43 @@ class _Shape:
     def thaw(self, raw: bytes) -> Any:
         plain = codec.thaw(raw)
         try:
-            return self.build(plain)
+            value = self.build(plain)
         except Exception as error:
             raise ValueRefusedError(f"the stored value is not a valid {self.name}: {error}") from error
+        if type(value) in _CONTAINERS and type(value) is not type(plain):
+            raise ValueRefusedError(f"the stored value is a {type(plain).__name__}, not a valid {self.name}")
+        return value
 
 
-def _mentions_model(declared: Any) -> bool:
+def _mentions_model(declared: Any, seen: set[Any]) -> bool:
+    """Whether pydantic is needed: for a model of it anywhere, also in the fields of a dataclass."""
     if isinstance(declared, type) and hasattr(declared, "model_validate") and hasattr(declared, "model_fields"):
         return True
-    if dataclasses.is_dataclass(declared) and hasattr(declared, "__pydantic_validator__"):
-        return True
-    return any(_mentions_model(argument) for argument in get_args(declared))
+    inner = list(get_args(declared))
+    plain = get_origin(declared) or declared
+    if isinstance(plain, type) and dataclasses.is_dataclass(plain) and plain not in seen:
+        if hasattr(plain, "__pydantic_validator__"):
+            return True
+        seen.add(plain)
+        inner += get_type_hints(plain).values()
+    return any(_mentions_model(each, seen) for each in inner)
+
+
+def _unknown(part: Any, seen: set[Any]) -> type | None:
+    """A class inside a declared type that msgspec would only look at with `isinstance`, and so never build again."""
+    if isinstance(part, msgspec.inspect.CustomType):
+        return part.cls
+    if isinstance(part, (tuple, list)):
+        found = (_unknown(each, seen) for each in part)
+        return next((each for each in found if each is not None), None)
+    if not isinstance(part, (msgspec.inspect.Type, msgspec.inspect.Field)):
+        return None
+    made = getattr(part, "cls", None)
+    if made is not None:
+        if made in seen:
+            return None
+        seen.add(made)
+    return _unknown([getattr(part, name) for name in part.__struct_fields__ if name != "cls"], seen)
 
 
 def _plain(value: Any, path: str, depth: int) -> Any:
@@ -156,15 +200,19 @@ def _plain(value: Any, path: str, depth: int) -> Any:
         return {
             key: _plain(item, f"{path}.{key}" if type(key) is str else path, depth + 1) for key, item in value.items()
         }
+    if isinstance(value, enum.Enum):
+        return _plain(value.value, path, depth + 1)
     fields = codec.fields_of(value)
     if fields is None:
         return value
     names = getattr(kind, "__struct_encode_fields__", None)
     if names is not None:
         fields = dict(zip(names, fields.values(), strict=True))
-        tag = getattr(getattr(kind, "__struct_config__", None), "tag", None)
-        if tag is not None:
-            fields = {kind.__struct_config__.tag_field: tag, **fields}
+        settings = kind.__struct_config__
+        if settings.tag is not None:
+            fields = {settings.tag_field or "type": settings.tag, **fields}
+        if settings.array_like:
+            return [_plain(item, f"{path}.{name}", depth + 1) for name, item in fields.items()]
     return {name: _plain(item, f"{path}.{name}", depth + 1) for name, item in fields.items()}
 
 

@@ -16,6 +16,7 @@ from interlock.core import isolation as modes
 from interlock.core.chains import Custom, Step
 from interlock.core.space import Resource
 from interlock.core.transaction import DELETE, MISSING, Transaction
+from interlock.core.typed import PLAIN
 from interlock.errors import NotFoundError, UsageError
 from interlock.model import Key, Merge, Operation, Put, Span
 
@@ -178,8 +179,8 @@ async def _merge(txn: Transaction, resource: Resource, key: Any, call: str, make
             txn.before_write()
         raw = resource.encode(key)
         step = make()
-        if type(step) is Operation and resource.type.declared is not Any and step.kind in ("maximum", "minimum"):
-            resource.thaw(step.operand)
+        if type(step) is Operation and resource.type is not PLAIN:
+            resource.type.admit(step)
         _note_step(txn, raw, step)
     except BaseException as error:
         txn.doom(error)

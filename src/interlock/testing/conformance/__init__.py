@@ -60,6 +60,7 @@ _PARTS = (
     "sessions.keyed",
     "sessions.outcomes",
     "sessions.following",
+    "sessions.typing",
 )
 
 pytest.register_assert_rewrite(
