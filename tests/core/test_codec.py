@@ -37,7 +37,9 @@ scalars = st.one_of(
     st.datetimes(timezones=zones, allow_imaginary=False),
     st.timedeltas(),
 )
-hashable = st.recursive(scalars, lambda inner: st.one_of(st.tuples(inner, inner), st.frozensets(inner, max_size=3)))
+hashable = st.recursive(
+    scalars, lambda inner: st.one_of(st.tuples(inner, inner), st.frozensets(inner, max_size=3)), max_leaves=4
+)
 values = st.recursive(
     scalars,
     lambda inner: st.one_of(
