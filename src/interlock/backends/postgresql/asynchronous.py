@@ -1,0 +1,276 @@
+"""asyncpg for callers on asyncio: connections of our own, last in first out, with kept prepared statements.
+
+A connection belongs to an event loop, so each loop that uses the store has connections of its own. They are closed with
+the store, or when the loop ends: an asynchronous generator waits in each loop for nothing else. asyncpg's own pool
+would send one more statement at every release and prepare nothing.
+
+A commit that was sent is never cancelled. Its statement runs in a task of its own; a caller who is cancelled waits for
+the answer, at most ``grace_seconds``, and the cancellation then carries a note that says how the commit ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Final
+
+import asyncpg
+
+from interlock.backends.postgresql import failures
+from interlock.backends.postgresql.home import Home, Options, Row, check_server, welcome
+from interlock.backends.postgresql.schema import ensure
+from interlock.backends.postgresql.statements import statements
+from interlock.errors import BackendUnavailableError, InterlockError, UsageError
+from interlock.model import Token
+
+_BROKEN: Final = (asyncpg.InterfaceError, OSError, TimeoutError, asyncio.IncompleteReadError)
+
+
+class Connection:
+    """A connection, its prepared statements, and the store behind it."""
+
+    def __init__(self, raw: Any, texts: dict[str, str]) -> None:
+        self.raw = raw
+        self._texts = texts
+        self._prepared: dict[str, Any] = {}
+        self.home = Home(0, 0, 0)
+        self.softened = False
+
+    async def fetch(self, name: str, arguments: Sequence[Any]) -> list[Row]:
+        """Execute a statement."""
+        prepared = self._prepared.get(name)
+        if prepared is None:
+            prepared = self._prepared[name] = await self.raw.prepare(self._texts[name])
+        rows: list[Row] = await prepared.fetch(*arguments)
+        return rows
+
+    async def greet(self, options: Options) -> None:
+        """Make the schema if it is missing, and learn about the store. Raises what `welcome` raises."""
+        await check_server(self.raw.fetchrow)
+        await ensure(options.schema, self.raw.fetchrow, self.raw.execute)
+        (row,) = await self.fetch("hello", ())
+        self.home = welcome(row, options)
+        if options.durability == "none":
+            await self.soften()
+
+    async def soften(self) -> None:
+        """Note, durably, that from now on a crash may lose commits."""
+        if not self.softened:
+            await self.fetch("soften", (self.home.epoch,))
+            self.softened = True
+
+
+class LoopPool:
+    """The connections of one event loop."""
+
+    def __init__(self, options: Options, texts: dict[str, str]) -> None:
+        self._options = options
+        self._texts = texts
+        self._places = asyncio.Semaphore(options.pool_size)
+        self._free: list[Connection] = []
+        self._used: set[Connection] = set()
+        self._closed = False
+        self._guard = self._until_the_end()
+
+    async def _until_the_end(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            await self._close_all()
+
+    async def begin(self) -> None:
+        """Have the loop close the connections when it ends."""
+        await self._guard.__anext__()
+
+    async def acquire(self) -> Connection:
+        """A connection that is not known to be broken. Raises `BackendUnavailableError`."""
+        await self._places.acquire()
+        try:
+            while self._free:
+                connection = self._free.pop()
+                if not connection.raw.is_closed():
+                    break
+            else:
+                connection = await self._connect()
+        except BaseException:
+            self._places.release()
+            raise
+        self._used.add(connection)
+        return connection
+
+    async def _connect(self) -> Connection:
+        options = self._options
+        try:
+            raw = await asyncpg.connect(options.dsn, timeout=options.connect_seconds, statement_cache_size=0)
+        except asyncpg.PostgresError as error:
+            raise failures.unreachable(str(error)) from None
+        except (*_BROKEN, ValueError) as error:
+            raise failures.unreachable(str(error) or type(error).__name__) from None
+        connection = Connection(raw, self._texts)
+        try:
+            await connection.greet(options)
+        except BaseException as error:
+            raw.terminate()
+            raise _translated(error, commits=False) from None
+        return connection
+
+    def release(self, connection: Connection) -> None:
+        """Give a connection back."""
+        self._used.discard(connection)
+        self._places.release()
+        if self._closed:
+            connection.raw.terminate()
+        elif not connection.raw.is_closed():
+            self._free.append(connection)
+
+    def distrust(self) -> None:
+        """One connection was found broken: the others are probably, too."""
+        free, self._free = self._free, []
+        for connection in free:
+            connection.raw.terminate()
+
+    async def close(self) -> None:
+        """Close the connections, on their own loop."""
+        await self._guard.aclose()
+
+    async def _close_all(self) -> None:
+        self._closed = True
+        free, self._free = self._free, []
+        for connection in free:
+            try:
+                await connection.raw.close(timeout=2.0)
+            except (asyncpg.PostgresError, *_BROKEN):
+                connection.raw.terminate()
+        for connection in list(self._used):
+            connection.raw.terminate()
+
+    def abandon(self) -> None:
+        """From another thread, where the loop may still run: end the connections there."""
+        self._closed = True
+        for connection in [*self._free, *self._used]:
+            connection.raw.terminate()
+
+
+def _translated(error: BaseException, *, commits: bool) -> BaseException:
+    """Our error for the driver's; anything else as it is."""
+    if isinstance(error, asyncpg.PostgresError):
+        if commits and error.sqlstate == failures.UNIQUE_VIOLATION:
+            return failures.DuplicateId()
+        return failures.failure(error.sqlstate, str(error), commits=commits)
+    if isinstance(error, _BROKEN):
+        return failures.failure(None, str(error) or type(error).__name__, commits=commits)
+    return error
+
+
+class AsyncDriver:
+    """The asynchronous leaf's connections, for any number of event loops."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._texts = statements(options.schema)
+        self._pools: dict[asyncio.AbstractEventLoop, LoopPool] = {}
+        self._closed = False
+
+    async def _pool(self) -> LoopPool:
+        if self._closed:
+            raise UsageError("this store is closed")
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise UsageError("PostgreSQL is used from asyncio, or from interlock.sync") from None
+        pool = self._pools.get(loop)
+        if pool is None or pool._closed:
+            for other in [other for other in self._pools if other.is_closed()]:
+                self._pools.pop(other, None)
+            pool = self._pools[loop] = LoopPool(self._options, self._texts)
+            await pool.begin()
+        return pool
+
+    async def fetch(
+        self, name: str, arguments: Sequence[Any], *, at: Token | None = None, commits: bool = False, soft: bool = False
+    ) -> tuple[list[Row], Home]:
+        """See `interlock.backends.postgresql.home.Driver`."""
+        repeated = False
+        while True:
+            pool = await self._pool()
+            connection = await pool.acquire()
+            if commits:
+                return await self._commit(pool, connection, name, arguments, at, soft)
+            try:
+                if at is not None:
+                    connection.home.admit(at)
+                return await connection.fetch(name, arguments), connection.home
+            except asyncio.CancelledError:
+                connection.raw.terminate()
+                raise
+            except (asyncpg.PostgresError, *_BROKEN) as error:
+                translated = _translated(error, commits=False)
+                if repeated or not isinstance(translated, BackendUnavailableError) or not connection.raw.is_closed():
+                    raise translated from None
+                repeated = True
+                pool.distrust()
+            finally:
+                pool.release(connection)
+
+    async def _commit(
+        self, pool: LoopPool, connection: Connection, name: str, arguments: Sequence[Any], at: Token | None, soft: bool
+    ) -> tuple[list[Row], Home]:
+        task: asyncio.Task[list[Row]] | None = None
+        try:
+            if at is not None:
+                connection.home.admit(at)
+            try:
+                if soft:
+                    await connection.soften()
+                if name not in connection._prepared:
+                    connection._prepared[name] = await connection.raw.prepare(self._texts[name])
+            except BaseException as error:
+                connection.raw.terminate()
+                raise _translated(error, commits=False) from None
+            task = asyncio.ensure_future(connection.fetch(name, arguments))
+            try:
+                return await asyncio.shield(task), connection.home
+            except asyncio.CancelledError as cancelled:
+                await _wait_out(task, self._options.grace_seconds)
+                cancelled.add_note(_ending(task))
+                raise
+        except (asyncpg.PostgresError, *_BROKEN) as error:
+            if failures.is_lost(getattr(error, "sqlstate", None)):
+                connection.raw.terminate()
+                pool.distrust()
+            raise _translated(error, commits=True) from None
+        finally:
+            if task is None or task.done():
+                pool.release(connection)
+            else:
+                task.add_done_callback(lambda done: (done.cancelled() or done.exception(), pool.release(connection)))
+
+    async def close(self) -> None:
+        """Close every connection; those of other loops are cut."""
+        self._closed = True
+        pools, self._pools = self._pools, {}
+        for loop, pool in pools.items():
+            if loop is asyncio.get_running_loop():
+                await pool.close()
+            elif not loop.is_closed():
+                try:
+                    loop.call_soon_threadsafe(pool.abandon)
+                except RuntimeError:  # it has ended meanwhile, and closed them itself
+                    pass
+
+
+async def _wait_out(task: asyncio.Task[Any], seconds: float) -> None:
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:  # cancelled once more; the first cancellation is the one that goes on
+        pass
+
+
+def _ending(task: asyncio.Task[Any]) -> str:
+    if not task.done() or task.cancelled():
+        return "the commit had begun and has not ended yet; it may or may not happen"
+    error = task.exception()
+    if error is None:
+        return f"the commit had begun and was not abandoned: it {'was done' if task.result()[0][0] == 0 else 'was refused'}"
+    shown = error if isinstance(error, InterlockError) else _translated(error, commits=True)
+    return f"the commit had begun and was not abandoned: it raised {shown!r}"
