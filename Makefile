@@ -28,7 +28,7 @@ check: $(TEST_STAMP) ## Lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 pytest: $(TEST_STAMP) ## The tests alone (ARGS="-k sqlite")
 	$(BIN)/python -m pytest $(ARGS)
@@ -37,7 +37,7 @@ format: $(TEST_STAMP) ## Bring the sources into the form that `make check` asks 
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(BENCH_STAMP) ## Measure against hand-written floors (ARGS="--json")
+bench: $(BENCH_STAMP) ## Measure against hand-written floors (ARGS="sqlite --peers")
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## Remove the virtual environment and everything that tools leave behind

@@ -7,15 +7,18 @@ the ratio of figures from different minutes.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 PERCENTILES: Final = (1, 5, 10, 25, 50, 75, 90, 95, 99)
+_WARM: Final = 500
 _BLOCK: Final = 50
 _LATENCIES: Final = 300
 
@@ -109,11 +112,25 @@ def interleave(
         for place in places:
             cell = cells[place]
             step(f"{cell.group}: {cell.name}")
-            with tempfile.TemporaryDirectory(prefix="interlock-bench-", dir=directory) as made:
+            with tempfile.TemporaryDirectory(prefix="interlock-bench-", dir=directory) as made, only_new_garbage():
                 samples[place].append(cell.measure(seconds, Path(made)))
         places.reverse()
     found = dict(zip(((cell.group, cell.name) for cell in cells), samples, strict=True))
     return [_figures(cell, own, cells, found) for cell, own in zip(cells, samples, strict=True)]
+
+
+@contextlib.contextmanager
+def only_new_garbage() -> Iterator[None]:
+    """Hide from the garbage collector whatever is there already.
+
+    A full collection looks at every object of the process. Which cell it hits is chance, and what it costs depends on
+    what the benchmark itself has imported; so a cell pays for its own objects only."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _figures(
@@ -157,10 +174,10 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def measure_calls(call: Callable[[int], object], seconds: float) -> Sample:
-    """Call with 0, 1, 2 ... for about so long, then some more times with a clock around each call."""
+    """Call with 0, 1, 2 ...: to get warm, then for about so long, then some times more with a clock around each."""
     clock = time.perf_counter
-    count = _BLOCK
-    for i in range(count):  # warm
+    count = _WARM
+    for i in range(count):
         call(i)
     cpu, started = time.process_time(), clock()
     while clock() - started < seconds:
@@ -173,14 +190,14 @@ def measure_calls(call: Callable[[int], object], seconds: float) -> Sample:
         begun = clock()
         call(i)
         latencies.append(clock() - begun)
-    return Sample(count - _BLOCK, wall, cpu, sorted(latencies))
+    return Sample(count - _WARM, wall, cpu, sorted(latencies))
 
 
 async def measure_awaits(call: Callable[[int], Awaitable[object]], seconds: float) -> Sample:
     """As `measure_calls`, for something to be awaited."""
     clock = time.perf_counter
-    count = _BLOCK
-    for i in range(count):  # warm
+    count = _WARM
+    for i in range(count):
         await call(i)
     cpu, started = time.process_time(), clock()
     while clock() - started < seconds:
@@ -193,4 +210,4 @@ async def measure_awaits(call: Callable[[int], Awaitable[object]], seconds: floa
         begun = clock()
         await call(i)
         latencies.append(clock() - begun)
-    return Sample(count - _BLOCK, wall, cpu, sorted(latencies))
+    return Sample(count - _WARM, wall, cpu, sorted(latencies))

@@ -13,15 +13,16 @@ from typing import Any, Final
 
 import interlock
 import interlock.sync
-from benchmarks.floors.memory import LeastStore, read_modify_write
+from benchmarks.floors.memory import LeastSession, LeastStore, read_modify_write
 from benchmarks.measure import Cell, Measure, Sample, Target, measure_awaits, measure_calls
 from benchmarks.portlevel import PortCaller
 from benchmarks.workload import AGENT, RESOURCE, VALUE, changed, keys_of, pack
 from interlock.backends.memory import MemoryBackend
 
-FLOOR: Final = "floor"
-TARGET: Final = 4.0
-"""How many times the processor time of the floor a transaction may cost."""
+LEAST: Final = "floor: function"
+SESSION: Final = "floor: session"
+TARGETS: Final = (Target(LEAST, 4.0),)
+"""How many times the processor time of a floor a transaction may cost."""
 
 KEYS: Final = keys_of(0)
 
@@ -43,25 +44,44 @@ def rewrite_now(session: interlock.sync.AgentSession[Any], key: str) -> None:
 
 def cells() -> list[Cell]:
     """All of them, floors first."""
-    targets = (Target(FLOOR, TARGET),)
     found: list[Cell] = []
     for group, keyed in (("memory", False), ("memory, idempotency key", True)):
         found += [
-            Cell(group, FLOOR, _floor(keyed), floor=True, by_cpu=True),
+            Cell(group, LEAST, _floor(keyed), floor=True, by_cpu=True),
+            Cell(group, SESSION, _floor_session(keyed), floor=True, by_cpu=True),
             Cell(group, "port level", _port(keyed), by_cpu=True),
-            Cell(group, "async session", _session(keyed), by_cpu=True, targets=targets),
-            Cell(group, "async run", _run(keyed), by_cpu=True, targets=targets),
-            Cell(group, "sync session", _session_now(keyed), by_cpu=True, targets=targets),
-            Cell(group, "sync run", _run_now(keyed), by_cpu=True, targets=targets),
+            Cell(group, "async session", _session(keyed), by_cpu=True, targets=TARGETS),
+            Cell(group, "async run", _run(keyed), by_cpu=True, targets=TARGETS),
+            Cell(group, "sync session", _session_now(keyed), by_cpu=True, targets=TARGETS),
+            Cell(group, "sync run", _run_now(keyed), by_cpu=True, targets=TARGETS),
         ]
     return found
 
 
+def _filled() -> LeastStore:
+    store = LeastStore()
+    for key in KEYS:
+        store.commit(AGENT, {}, {key: pack(VALUE)}, store.new_id())
+    return store
+
+
+def _floor_session(keyed: bool) -> Measure:
+    def measure(seconds: float, directory: Path) -> Sample:
+        store = _filled()
+
+        async def call(i: int) -> None:
+            async with LeastSession(store, f"order-{i}" if keyed else store.new_id()) as session:
+                key = key_of(i)
+                await session.write(key, changed(await session.read(key, VALUE)))
+
+        return asyncio.run(measure_awaits(call, seconds))
+
+    return measure
+
+
 def _floor(keyed: bool) -> Measure:
     def measure(seconds: float, directory: Path) -> Sample:
-        store = LeastStore()
-        for key in KEYS:
-            store.commit(AGENT, {}, {key: pack(VALUE)}, None)
+        store = _filled()
 
         def call(i: int) -> None:
             read_modify_write(store, key_of(i), f"order-{i}" if keyed else None)

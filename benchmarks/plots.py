@@ -45,6 +45,8 @@ def draw(report: Report, directory: Path, kind: str) -> list[Path]:
 def _ratios(pyplot: Any, rows: Sequence[Figures], by_cpu: bool) -> Any:
     """A panel for each group, a group of bars for each cell, a bar for each floor."""
     groups = list(dict.fromkeys(row.group for row in rows))
+    every = list(dict.fromkeys(ratio.floor for row in rows for ratio in row.ratios))
+    colours = dict(zip(every, _COLOURS, strict=False))
     figure, panels = pyplot.subplots(1, len(groups), figsize=(3.2 * len(groups) + 1, 4.2), sharey=True, squeeze=False)
     for panel, group in zip(panels[0], groups, strict=True):
         own = [row for row in rows if row.group == group and not row.floor]
@@ -58,22 +60,24 @@ def _ratios(pyplot: Any, rows: Sequence[Figures], by_cpu: bool) -> Any:
                 [ratio.median - ratio.low for ratio in found],
                 [ratio.high - ratio.median for ratio in found],
             ]
-            panel.bar(places, medians, width, yerr=spread, capsize=2, label=f"of the {floor}", color=_COLOURS[i])
+            panel.bar(places, medians, width, yerr=spread, capsize=2, label=floor, color=colours[floor])
             for target in {ratio.target for ratio in found if ratio.target is not None}:
-                panel.axhline(target, color=_COLOURS[i], linestyle="--", linewidth=1)
+                panel.axhline(target, color=colours[floor], linestyle="--", linewidth=1)
         panel.axhline(1, color="black", linewidth=1)
         panel.set_title(group, fontsize=9)
         panel.set_xticks(range(len(own)), [row.name for row in own], rotation=25, ha="right", fontsize=8)
+        panel.legend(fontsize=6)
     panels[0][0].set_ylabel(
         "CPU time / the floor's (less is better)" if by_cpu else "commits/s / the floor's (more is better)"
     )
-    panels[0][0].legend(fontsize=7)
     figure.suptitle("Against hand-written floors (line: the floor; dashed: the target)", fontsize=10)
     return figure
 
 
 def _latencies(pyplot: Any, rows: Sequence[Figures]) -> Any:
     """A panel for each group: which part of the transactions took at most so long."""
+    from matplotlib.ticker import NullFormatter
+
     groups = list(dict.fromkeys(row.group for row in rows))
     figure, panels = pyplot.subplots(1, len(groups), figsize=(3.2 * len(groups) + 1, 4), sharey=True, squeeze=False)
     for panel, group in zip(panels[0], groups, strict=True):
@@ -82,6 +86,8 @@ def _latencies(pyplot: Any, rows: Sequence[Figures]) -> Any:
             style = "--" if row.floor else "-"
             panel.plot(list(row.latency_ms.values()), percents, style, label=row.name, color=colour, linewidth=1.4)
         panel.set_xscale("log")
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.xaxis.set_minor_formatter(NullFormatter())
         panel.set_title(group, fontsize=9)
         panel.set_xlabel("ms")
         panel.legend(fontsize=6, loc="lower right")

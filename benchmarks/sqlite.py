@@ -50,10 +50,10 @@ Call = Callable[[str, str], Awaitable[object]]
 CallNow = Callable[[str, str], object]
 
 
-def cells() -> list[Cell]:
+def cells(tasks: tuple[int, ...] = TASKS, threads: tuple[int, ...] = THREADS) -> list[Cell]:
     """All of them, floors first."""
     found: list[Cell] = []
-    for count in TASKS:
+    for count in tasks:
         group = group_of(count, "task")
         found += [
             Cell(group, LEAST, _floor(LeastRows, count), floor=True),
@@ -61,7 +61,7 @@ def cells() -> list[Cell]:
             Cell(group, "port level", _port(count)),
             Cell(group, "async run", _library(count), targets=TARGETS),
         ]
-    for count in THREADS:
+    for count in threads:
         group = group_of(count, "thread")
         found += [
             Cell(group, LEAST, _floor_now(LeastRows, count), floor=True),
@@ -94,7 +94,7 @@ async def drive(call: Call, tasks: int, seconds: float) -> Sample:
 
     async def work(task: int, until: float, name: str) -> None:
         keys, i = keys_of(task), 0
-        while (begun := clock()) < until:
+        while (begun := clock()) < until or i == 0:
             await call(keys[i % len(keys)], f"{name}-{task}-{i}")
             latencies.append(clock() - begun)
             i += 1
@@ -122,7 +122,7 @@ def drive_threads(calls: list[CallNow], seconds: float) -> Sample:
 
         def loop(name: str) -> None:
             i = 0
-            while (begun := clock()) < until:
+            while (begun := clock()) < until or i == 0:
                 call(keys[i % len(keys)], f"{name}-{thread}-{i}")
                 own.append(clock() - begun)
                 i += 1

@@ -42,7 +42,7 @@ TEST_RULES: list[Rule] = [tidy.module_docstring, tidy.no_bare_except, tidy.finis
 SLEEPS: dict[str, str] = {}
 """Test files that may sleep -> why. Agents that think are a reason; waiting for another thread is not."""
 
-PUBLIC_MODULES = ["interlock", "interlock.sync"]
+PUBLIC_MODULES = ["interlock", "interlock.sync", "interlock.testing", "interlock.testing.sync"]
 OPTIONAL = {"typer", "rich", "pydantic", "trio", "pytest", "hypothesis", "matplotlib"}
 FENCES = {"python", "console", "text", "sh", "sql", "toml", "json", "diff"}
 MARKDOWN = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -35,11 +35,11 @@ class Refused(Exception):
     """Somebody else has changed what was read."""
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path, synchronous: str = "FULL") -> sqlite3.Connection:
     """A connection with the library's settings."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30, cached_statements=256)
     connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute(f"PRAGMA synchronous={synchronous}")
     return connection
 
 

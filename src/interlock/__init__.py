@@ -4,8 +4,7 @@ This module is the asynchronous API; `interlock.sync` has the same names for pla
 """
 
 from interlock.backends.memory import MemoryBackend
-
-# from interlock.backends.sqlite import SQLiteBackend
+from interlock.backends.sqlite import SQLiteBackend
 from interlock.core.diagnosis import Entry, Outcome
 from interlock.core.isolation import Isolation
 from interlock.core.log import Change, Cursor, TransactionLog, Written
@@ -82,7 +81,7 @@ __all__ = [
     "ReadConflict",
     "RetriesExhaustedError",
     "RetryPolicy",
-    #    "SQLiteBackend",
+    "SQLiteBackend",
     "SchemaMismatchError",
     "SessionOptions",
     "SharedResource",

@@ -42,6 +42,7 @@ _TOO_LARGE = 10**DIGITS
 _Ext = msgspec.msgpack.Ext
 _INT, _DECIMAL, _UUID, _TUPLE, _SET, _FROZENSET, _DATETIME, _DATE, _TIME, _TIMEDELTA = range(1, 11)
 _ELEMENTS = frozenset((str, bytes, int))
+_AS_THEY_ARE = frozenset((bool, type(None), bytes))
 _PLAIN = frozenset((str, int, bool, type(None), bytes, float))
 
 
@@ -153,9 +154,12 @@ def _lower_dict(value: dict[Any, Any], path: str, depth: int) -> Any:
     out = value
     for key, item in value.items():
         if type(key) is not str:
-            raise ValueRefusedError(f"the keys of a dict are str, not {type(key).__name__} ({key!r:.40})", path=path)
+            raise ValueRefusedError(f"the keys of a dict are str, not {type(key).__name__}{_brief(key)}", path=path)
         if not key.isascii():
             _check_text(key, path)
+        kind = type(item)
+        if kind in _AS_THEY_ARE or (kind is str and item.isascii()) or (kind is int and -_I64 <= item < _I64):
+            continue
         low = _lower(item, f"{path}.{key}", depth + 1)
         if low is not item:
             if out is value:
@@ -164,8 +168,22 @@ def _lower_dict(value: dict[Any, Any], path: str, depth: int) -> Any:
     return out
 
 
+def _brief(key: Any) -> str:
+    try:
+        return f" ({key!r:.40})"
+    except Exception:  # an int of more digits than Python prints, or a repr of the user's that fails
+        return ""
+
+
 def _lower_items(value: Any, path: str, depth: int) -> list[Any]:
-    return [_lower(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
+    out = []
+    for place, item in enumerate(value):
+        kind = type(item)
+        if kind in _AS_THEY_ARE or (kind is str and item.isascii()) or (kind is int and -_I64 <= item < _I64):
+            out.append(item)
+        else:
+            out.append(_lower(item, f"{path}[{place}]", depth + 1))
+    return out
 
 
 def _lower_set(value: Any, path: str, depth: int) -> bytes:
@@ -233,8 +251,10 @@ def freeze(value: Any) -> bytes:
         raw = b"s" + frame(sorted(_pack(_lower(item, "${}", 1)) for item in value))
     else:
         raw = b"m" + _pack(_lower(value, "$", 0))
-    if len(raw) > VALUE_BYTES:
-        raise too_large(len(raw))
+    size = len(raw)
+    if size > VALUE_BYTES:
+        del raw  # or the error's traceback would keep it in memory for as long as anybody keeps the error
+        raise too_large(size)
     return raw
 
 

@@ -69,7 +69,7 @@ class Waiter(Protocol):
     async def wait(self, timeout_seconds: float | None = None, *, shielded: bool = False) -> bool:
         """Wait to be woken; False when the time ran out first. May be called again after that, or after a cancellation.
 
-        ``shielded``: a cancellation that has already reached the caller does not end this wait."""
+        ``shielded``: neither a cancellation that has already reached the caller nor further ones end this wait."""
 
     async def wait_out(self) -> None:
         """Wait to be woken even if the caller is cancelled or interrupted meanwhile, which is raised only then: for
@@ -161,4 +161,5 @@ class Backend(Protocol):
         """Release everything. May be called again. Nothing acknowledged is lost."""
 
     def blocking(self) -> Backend:
-        """The same engine for callers that step: a backend with ``suspends`` False."""
+        """The same store for callers that step: a backend with ``suspends`` False, perhaps itself. Closing either closes
+        both. (Itself with ``suspends`` True: there is none, see `interlock.backends.bridges.Bridged`.)"""

@@ -138,8 +138,15 @@ class AsyncioWaiter:
                         self._future.set_result(None)
                 raise
             return True
-        await asyncio.wait((self._future,), timeout=timeout_seconds)
-        return self._future.done()
+        deadline = self.loop.time() + timeout_seconds
+        while True:
+            try:
+                await asyncio.wait((self._future,), timeout=max(0.0, deadline - self.loop.time()))
+                return self._future.done()
+            except asyncio.CancelledError:
+                if not shielded:
+                    raise
+                # Counted by the task all the same; what goes on is the cancellation that came first.
 
     async def wait_out(self) -> None:
         """Suspend until woken; a cancellation is raised only then."""

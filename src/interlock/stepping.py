@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, TypeVarTuple, cas
 from typing_extensions import deprecated
 
 from interlock.core import handles, scanning, writing
-from interlock.core.calls import COMMITTED, ROLLED_BACK
 from interlock.core.cursors import cursor_of
 from interlock.core.isolation import Isolation
 from interlock.core.refusals import transaction_text
@@ -54,13 +53,13 @@ def step(coroutine: Coroutine[Any, Any, T]) -> T:
     raise UsageError("the backend suspended in synchronous code; it has no blocking leaf")
 
 
-def step_all(rows: AsyncIterator[T]) -> Iterator[T]:
+def step_all(rows: AsyncIterator[T], stepping: Callable[[Any], Any] = step) -> Iterator[T]:
     """The synchronous form of an asynchronous iterator that never suspends."""
     generator: Any = rows
     try:
         while True:
             try:
-                row = step(generator.__anext__())
+                row = stepping(generator.__anext__())
             except StopAsyncIteration:
                 return
             yield row
@@ -107,7 +106,8 @@ class AgentView(handles.Handle, Generic[V]):
 
         A text prefix takes every text that begins with it; a tuple takes itself and the tuples that begin with all its
         parts. What was consumed is validated at the commit."""
-        return step_all(scanning.scan(self._txn, self._bound("scan"), prefix, start, stop, limit, reverse))
+        rows = scanning.scan(self._txn, self._bound("scan"), prefix, start, stop, limit, reverse)
+        return step_all(rows, self._do)
 
     def on(self, resource: SharedResource[W]) -> AgentView[W]:
         """The same view of another resource of the same store."""
@@ -116,18 +116,18 @@ class AgentView(handles.Handle, Generic[V]):
     def _do(self, call: Coroutine[Any, Any, T]) -> T:
         """Step a call to its end; refuse one that begins while another thread is inside this session."""
         txn, me = self._txn, threading.get_ident()
-        owner = txn.last_call
+        owner = txn.thread
         if owner is not None and owner != me:
             call.close()
             name = getattr(call, "__name__", "call")
             error = UsageError(f"session.{name} while another thread uses the session: one thread at a time")
             txn.doom(error)
             raise error
-        txn.last_call = me
+        txn.thread = me
         try:
             return step(call)
         finally:
-            txn.last_call = owner
+            txn.thread = owner
 
 
 class AgentSession(AgentView[V]):
@@ -217,19 +217,19 @@ class AgentSession(AgentView[V]):
 
     def set_add(self: AgentSession[set[E]], key: Key, item: E) -> None:
         """Add to a set of str, bytes and int (empty if absent) without reading it."""
-        return self._do(writing.change_set(self._txn, self._bound("set_add"), key, "set_add", item))
+        return self._do(writing.set_add(self._txn, self._bound("set_add"), key, item))
 
     def set_remove(self: AgentSession[set[E]], key: Key, item: E) -> None:
         """Remove from a set of str, bytes and int without reading it."""
-        return self._do(writing.change_set(self._txn, self._bound("set_remove"), key, "set_remove", item))
+        return self._do(writing.set_remove(self._txn, self._bound("set_remove"), key, item))
 
     def maximum(self, key: Key, value: V) -> None:
         """Keep the larger of the stored value and ``value`` (``value`` if absent) without reading it."""
-        return self._do(writing.extreme(self._txn, self._bound("maximum"), key, "maximum", value))
+        return self._do(writing.maximum(self._txn, self._bound("maximum"), key, value))
 
     def minimum(self, key: Key, value: V) -> None:
         """Keep the smaller of the stored value and ``value`` (``value`` if absent) without reading it."""
-        return self._do(writing.extreme(self._txn, self._bound("minimum"), key, "minimum", value))
+        return self._do(writing.minimum(self._txn, self._bound("minimum"), key, value))
 
     def merge(self, key: Key, operand: object, using: str) -> None:
         """Merge by a function registered with `SharedResource.register_merge`, or by ``"last"`` (last writer wins).
@@ -261,7 +261,7 @@ class AgentSession(AgentView[V]):
     def commit(self) -> Committed[None]:
         """Commit now. The session has ended after that, well or not."""
         handles.refuse_joined(self, "commit")
-        return handles.committed(self._txn, step(handles.finish(self._txn)))
+        return handles.committed(self._txn, self._do(handles.finish(self._txn)))
 
     def rollback(self) -> None:
         """Leave without writing anything and without an error; a nested session takes back its own part."""
@@ -278,9 +278,8 @@ class AgentSession(AgentView[V]):
         if handles.close_joined(self, error):
             return
         try:
-            if error is not None:
-                txn.rollback()
-            elif txn.state not in (COMMITTED, ROLLED_BACK):
-                step(handles.finish(txn))
+            ending = handles.leave(txn, error)
+            if ending is not None:
+                self._do(ending)
         finally:
             txn.leave_context()

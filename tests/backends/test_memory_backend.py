@@ -69,14 +69,15 @@ def test_stores_without_a_name_and_with_other_names_are_apart() -> None:
     assert len({token.store for token in tokens}) == 4
 
 
-def test_a_blocking_leaf_is_closed_on_its_own() -> None:
-    store = Subject(MemoryBackend())
-    leaf = Subject(store.backend.blocking())
-    step(leaf.commit({key("a"): put(1)}))
-    step(store.backend.close())
-    assert step(leaf.value(key("a"))) == 1
+def test_closing_a_leaf_leaves_other_objects_of_that_name_alone() -> None:
+    name = next(_names)
+    store, other = Subject(MemoryBackend(name)), Subject(MemoryBackend(name))
+    step(store.backend.blocking().close())
+    with pytest.raises(UsageError):
+        step(store.backend.snapshot())
     with pytest.raises(UsageError):
         store.backend.blocking()
+    assert step(other.value(key("a"))) is None
 
 
 def test_a_memory_store_is_not_pickled() -> None:

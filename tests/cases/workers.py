@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
+import threading
+import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,7 +111,154 @@ def charge_often(url: str, calls: int, keys: int) -> list[tuple[str, int, bool]]
     return found
 
 
-JOBS: dict[str, Callable[..., Any]] = {"charge": charge_often}
+def show_moments(url: str) -> dict[str, Any]:
+    """How the stored times look here, in this process's own time zone."""
+    with interlock.sync.open(url, agent="worker") as store:
+        moments = store.resource("moments").read("all")
+    return {"moments": [repr(moment) for moment in moments], "zone": time.tzname[0]}
+
+
+def increment(url: str, key: str, times: int) -> dict[str, Any]:
+    """Read, add one, write, many times, with the default settings; what reached the caller, and how long it took."""
+    errors = []
+    with interlock.sync.open(url, agent="worker") as store:
+        counters = store.resource("counters")
+        begin()
+        begun = time.monotonic()
+        for _ in range(times):
+            try:
+                counters.run(_increment, key)
+            except Exception as error:
+                errors.append(repr(error))
+        took = time.monotonic() - begun
+    return {"errors": errors, "seconds": took}
+
+
+def _increment(session: Any, key: str) -> None:
+    session.write(key, session.read(key, 0) + 1)
+
+
+def open_together(directory: str, rounds: int, processes: int) -> list[int]:
+    """In each round as many forked processes open one new file at the same moment, and count in it."""
+    return [_open_together(f"sqlite:///{directory}/{number}.db", processes) for number in range(rounds)]
+
+
+def _open_together(url: str, processes: int) -> int:
+    starting_line, starter = os.pipe()
+    children = []
+    for _ in range(processes):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                os.close(starter)
+                os.read(starting_line, 1)
+                with interlock.sync.open(url, agent="worker") as store:
+                    store.resource("counters").run(_increment, "n")
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        children.append(child)
+    os.close(starter)
+    os.close(starting_line)
+    for child in children:
+        assert os.waitpid(child, 0)[1] == 0
+    with interlock.sync.open(url, agent="worker") as store:
+        return int(store.resource("counters").read("n"))
+
+
+def fork_and_write(url: str, times: int) -> dict[str, Any]:
+    """Open a store, fork, and write from both sides of the fork through the same store object."""
+    with interlock.sync.open(url, agent="worker") as store:
+        counters = store.resource("counters")
+        counters.run(_increment, "before")
+        old = counters.begin()
+        old.write("of a session", "begun before the fork")
+        child = os.fork()
+        name = "parent" if child else "child"
+        try:
+            refused = False
+            if not child:
+                try:
+                    old.commit()
+                except interlock.UsageError:
+                    refused = True
+            for _ in range(times):
+                counters.run(_add_to, name)
+            if not child:
+                assert refused
+                store.close()
+                os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            if not child:
+                os._exit(1)
+            raise
+        assert os.waitpid(child, 0)[1] == 0
+        old.rollback()
+        counters.run(_increment, "after")
+        found = {key: counters.read(key) for key in ("parent", "child", "total")}
+        found["old session"] = "refused" if counters.read("of a session") is None else "written"
+        found["feed"] = sum(1 for _ in store.log.changes())
+    return found
+
+
+def _add_to(session: Any, name: str) -> None:
+    _increment(session, name)
+    session.add("total", 1)
+
+
+def interrupted(url: str, times: int, seed: int) -> dict[str, Any]:
+    """Commit while another thread sends Ctrl-C at random moments; what the program was told, against the truth."""
+    dice, begun = random.Random(seed), list[str]()
+    told: dict[str, str] = {}
+
+    def note_and_add(session: Any) -> None:
+        begun.append(session.transaction_id)
+        _increment(session, "n")
+
+    def interrupt() -> None:
+        for _ in range(times):
+            seen, spin = len(begun), dice.randrange(2_000)
+            while len(begun) == seen or spin:
+                spin = max(0, spin - 1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with interlock.sync.open(url, agent="worker") as store:
+        counters = store.resource("counters")
+        counters.run(note_and_add)
+        tormentor, interrupts = threading.Thread(target=interrupt, daemon=True), 0
+        tormentor.start()
+        while interrupts < times:
+            try:
+                while True:
+                    done = counters.run_detailed(note_and_add)
+                    told[done.transaction_id] = "acknowledged"
+            except KeyboardInterrupt as error:
+                interrupts += 1
+                if "nothing was written" in " ".join(getattr(error, "__notes__", ())):
+                    told[begun[-1]] = "taken back"
+        truth = {each: store.outcome(each).value == "committed" for each in begun}
+        return {
+            "acknowledged but lost": [
+                each for each, what in told.items() if what == "acknowledged" and not truth[each]
+            ],
+            "taken back but there": [each for each, what in told.items() if what == "taken back" and truth[each]],
+            "committed": sum(truth.values()),
+            "value": counters.read("n"),
+        }
+
+
+JOBS: dict[str, Callable[..., Any]] = {
+    "charge": charge_often,
+    "show_moments": show_moments,
+    "increment": increment,
+    "open_together": open_together,
+    "fork_and_write": fork_and_write,
+    "interrupted": interrupted,
+}
 
 
 if __name__ == "__main__":

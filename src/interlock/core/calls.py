@@ -3,17 +3,22 @@
 Each call of an asynchronous handle gives out a coroutine. The last one is remembered: one that has not finished when
 the next call comes is either used by two tasks at once, which is refused, or was made and not yet awaited, which is
 legal only if it is awaited before the end. So a forgotten ``await`` never loses a write in silence.
+
+While a call waits for the engine the attempt is BUSY, and while it is being committed it is CHECKING (invariants may
+read) and then SENDING. Every other call meets that state and is refused, however many were made before.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Coroutine
-from typing import Any, Final, NoReturn
+from collections.abc import Awaitable, Coroutine
+from typing import Any, Final, NoReturn, TypeVar
 
 from interlock.errors import UsageError
 
-ACTIVE, READY, DOOMED, COMMITTED, ROLLED_BACK, LEFT_BEHIND = range(6)
+T = TypeVar("T")
+
+ACTIVE, READY, DOOMED, COMMITTED, ROLLED_BACK, LEFT_BEHIND, BUSY, CHECKING, SENDING = range(9)
 _STATES: Final = (
     "active",
     "not entered yet",
@@ -21,7 +26,12 @@ _STATES: Final = (
     "already committed",
     "already rolled back",
     "of the process before os.fork()",
+    "busy with another call: a session is used by one task or thread at a time",
+    "being committed",
+    "being committed",
 )
+ENDED: Final = (COMMITTED, ROLLED_BACK, LEFT_BEHIND)
+LIVE: Final = (ACTIVE, BUSY, CHECKING)
 
 
 class Attempted:
@@ -31,6 +41,7 @@ class Attempted:
     error: BaseException | None = None
     last_call: Any = None
     calls: list[Any] | None = None
+    thread: int | None = None
 
     def refuse(self, call: str) -> NoReturn:
         """Raises `UsageError` for a call that the state does not allow."""
@@ -38,11 +49,27 @@ class Attempted:
             raise UsageError(
                 f"session.{call}: the session is doomed, it can only be rolled back: {self.error}"
             ) from self.error
-        raise UsageError(f"session.{call}: the session is {_STATES[self.state]}")
+        error = UsageError(f"session.{call}: the session is {_STATES[self.state]}")
+        if self.state == BUSY:
+            self.doom(error)
+        raise error
+
+    def admit_read(self, call: str) -> None:
+        """Refuse a read that the state does not allow; the views of invariants may read while it is CHECKING."""
+        if self.state != CHECKING:
+            self.refuse(call)
+
+    async def alone(self, call: Awaitable[T]) -> T:
+        """Await the engine; meanwhile every other call is refused. Whoever calls this dooms the attempt on an error."""
+        before, self.state = self.state, BUSY
+        result = await call
+        if self.state == BUSY:
+            self.state = before
+        return result
 
     def doom(self, error: BaseException) -> None:
         """From now on it cannot commit; its exit raises ``error``."""
-        if self.state == ACTIVE:
+        if self.state in LIVE:
             self.state, self.error = DOOMED, error
 
     def admit_call(self, call: Coroutine[Any, Any, Any]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from interlock.core import idempotency, refusals
 from interlock.core import isolation as modes
-from interlock.core.calls import ACTIVE, COMMITTED, DOOMED, ROLLED_BACK
+from interlock.core.calls import ACTIVE, CHECKING, COMMITTED, DOOMED, ROLLED_BACK, SENDING
 from interlock.core.engine import HOUSEKEEPING_COMMITS
 from interlock.core.space import Space
 from interlock.core.transaction import Transaction
@@ -73,12 +73,15 @@ async def commit(txn: Transaction) -> Reply | None:
                     await _check_invariants(txn, space)
         if txn.deadline is not None:
             txn.check_time()
+        txn.state = SENDING
         if txn.token is None:
             await txn.need_token()
         reply = txn.reply = await _send(txn)
         txn.state = COMMITTED
     except BaseException as error:
         txn.state, txn.error = ROLLED_BACK, error
+        if type(error) is CommitUnknownError:
+            txn.unsettled = error
         raise
     finally:
         if txn.gate is not None:
@@ -101,14 +104,15 @@ async def _check_invariants(txn: Transaction, space: Space) -> None:
     """Evaluate each invariant over the transaction's own view. What it reads is validated in every mode."""
     if txn.invariant_reads is None:
         if txn.mode == modes.NONE:
-            txn.token = await txn.backend.snapshot()
+            txn.token = await txn.alone(txn.backend.snapshot())
         txn.invariant_reads, txn.invariant_spans = set(), []
-    for name, (check, resource) in space.invariants.items():
+    txn.state = CHECKING
+    for name, (check, resource) in list(space.invariants.items()):
         answer: Any = check(txn.engine.make_view(txn, resource))
         if hasattr(answer, "__await__"):
             answer = await answer
         txn.settle_calls()
-        if txn.state != ACTIVE:
+        if txn.state != CHECKING:
             txn.raise_doom()
         if not answer:
             raise InvariantError(
@@ -117,6 +121,7 @@ async def _check_invariants(txn: Transaction, space: Space) -> None:
                 invariant=name,
                 resource=space.name,
             )
+    txn.state = ACTIVE
 
 
 @dataclass(slots=True)
@@ -293,10 +298,10 @@ async def _repair(sending: _Sending, refused: CommitRefused, request: CommitRequ
 async def _replay(sending: _Sending, found: list[Key]) -> None:
     reading = await sending.txn.backend.read(found)
     for key, entry in zip(found, reading.entries, strict=True):
-        stored = idempotency.read_record(entry, reading.at)
+        record = (sending.txn.records or {})[key]
+        stored = idempotency.read_record(entry, reading.at, record.home)
         if stored is None:  # expired and not compacted yet: it may be replaced, by one of those who try
             sending.record_expectations[key] = modes.expectation(entry)
             continue
-        record = (sending.txn.records or {})[key]
         idempotency.check_fingerprint(stored.fingerprint, sending.fingerprints[key], record.idempotency_key)
         raise Replay(stored.result, stored.transaction_id)

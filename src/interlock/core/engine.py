@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from interlock.core import isolation as modes
 from interlock.core import transaction as transactions
-from interlock.core.calls import COMMITTED, LEFT_BEHIND, ROLLED_BACK
+from interlock.core.calls import ENDED
 from interlock.core.isolation import Isolation
 from interlock.core.options import DEFAULTS, Chosen
 from interlock.core.retry import RetryPolicy
@@ -127,7 +127,7 @@ class Engine:
         open_transaction = current.get()
         if open_transaction is None or open_transaction.engine is not self or detached:
             return None
-        if open_transaction.state in (COMMITTED, ROLLED_BACK, LEFT_BEHIND):
+        if open_transaction.state in ENDED:
             return None
         if not open_transaction.same_context():
             raise UsageError(

@@ -5,13 +5,15 @@ one steps them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import TracebackType
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from types import CellType, FunctionType, TracebackType
 from typing import Any, TypeVar
 
 from interlock import codec
 from interlock.core import idempotency, writing
-from interlock.core.calls import ACTIVE, COMMITTED, READY, ROLLED_BACK
+from interlock.core.calls import ACTIVE, BUSY, CHECKING, COMMITTED, ENDED, READY, ROLLED_BACK, SENDING
 from interlock.core.commit import Replay, commit
 from interlock.core.cursors import cursor_of
 from interlock.core.engine import Engine
@@ -30,8 +32,8 @@ class Handle:
 
     __slots__ = ("_home", "_mark", "_txn")
 
-    def __init__(self, txn: Transaction, resource: Resource | None) -> None:
-        self._txn = txn
+    def __init__(self, transaction: Transaction, resource: Resource | None) -> None:
+        self._txn = transaction
         self._home = resource
         self._mark: writing.Mark | None = None
 
@@ -67,18 +69,70 @@ async def memo(txn: Transaction, fn: Callable[..., Any], arguments: tuple[Any, .
     """A result that is kept over re-runs, as a copy of its own for each attempt where it can be stored."""
     if txn.state:
         txn.refuse("memo")
-    key = (fn, codec.canonical(list(arguments)))
-    if txn.memos is None:
-        txn.memos = {}
-    if key not in txn.memos:
-        value = fn(*arguments)
-        if hasattr(value, "__await__"):
-            if not txn.engine.runtime.suspends:
-                raise UsageError("memo of an async function; use interlock instead of interlock.sync")
-            value = await value
-        txn.memos[key] = _kept(value)
-    kept = txn.memos[key]
+    try:
+        key = memo_key(fn, arguments)
+        if txn.memos is None:
+            txn.memos = {}
+        if key not in txn.memos:
+            value = fn(*arguments)
+            if hasattr(value, "__await__"):
+                if not txn.engine.runtime.suspends:
+                    if inspect.iscoroutine(value):
+                        value.close()
+                    raise UsageError("memo of an async function; use interlock instead of interlock.sync")
+                value = await value
+            txn.memos[key] = _kept(value)
+        kept = txn.memos[key]
+    except BaseException as error:
+        txn.doom(error)
+        raise
     return codec.thaw(kept.raw) if type(kept) is _Frozen else kept
+
+
+def memo_key(fn: Any, arguments: tuple[Any, ...]) -> Any:
+    """What makes two calls of `memo` the same: the function and its arguments.
+
+    A function that is defined anew at each attempt is the same one if its code is, and what it closes over: equal
+    numbers and texts, the very same objects otherwise."""
+    named: dict[str, Any] = {}
+    while isinstance(fn, functools.partial):
+        fn, arguments, named = fn.func, (*fn.args, *arguments), {**fn.keywords, **named}
+    owner = getattr(fn, "__self__", None)
+    inner = getattr(fn, "__func__", fn)
+    if type(inner) is FunctionType:
+        cells = [_cell(cell) for cell in inner.__closure__ or ()]
+        defaults = [_same(value) for value in (*(inner.__defaults__ or ()), *(inner.__kwdefaults__ or {}).values())]
+        inner = (inner.__code__, id(inner.__globals__), tuple(cells), tuple(defaults))
+    return inner, _Same(owner), codec.canonical([*arguments, named])
+
+
+_PLAIN = (str, int, float, bool, bytes, type(None))
+
+
+class _Same:
+    """An object as part of a key: equal to itself only."""
+
+    __slots__ = ("what",)
+
+    def __init__(self, what: object) -> None:
+        self.what = what
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Same and other.what is self.what
+
+    def __hash__(self) -> int:
+        return id(self.what)
+
+
+def _cell(cell: CellType) -> Any:
+    try:
+        return _same(cell.cell_contents)
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _same(value: Any) -> Any:
+    return (type(value), value) if type(value) in _PLAIN else _Same(value)
 
 
 class _Frozen:
@@ -102,14 +156,29 @@ def doom(txn: Transaction, reason: str) -> None:
     txn.doom(TransactionError(f"doomed: {reason}", transaction_id=transaction_text(txn.id)))
 
 
-async def finish(txn: Transaction) -> Reply | None:
+def finish(txn: Transaction) -> Coroutine[Any, Any, Reply | None]:
     """Commit; a replay ends the session without writing."""
+    return commit(txn) if txn.records is None else _finish_keyed(txn)
+
+
+async def _finish_keyed(txn: Transaction) -> Reply | None:
     try:
         return await commit(txn)
     except Replay:
-        txn.replayed = True
-        txn.state = ROLLED_BACK
+        txn.replayed, txn.error = True, None
         return None
+
+
+def leave(txn: Transaction, error: BaseException | None) -> Coroutine[Any, Any, Reply | None] | None:
+    """What the exit of a session still has to await. Raises again what an explicit commit has raised and the body has
+    swallowed."""
+    if error is not None:
+        txn.rollback()
+    elif txn.state not in (COMMITTED, ROLLED_BACK):
+        return finish(txn)
+    elif txn.error is not None:
+        raise txn.error
+    return None
 
 
 def committed(txn: Transaction, reply: Reply | None) -> Committed[None]:
@@ -128,7 +197,7 @@ def roll_back(session: Handle) -> None:
     """`AgentSession.rollback` of both worlds."""
     if session._mark is not None:
         session._mark.restore()
-    elif session._txn.state in (COMMITTED, ROLLED_BACK):
+    elif session._txn.state in (*ENDED, BUSY, CHECKING, SENDING):
         session._txn.refuse("rollback")
     else:
         session._txn.rollback()
@@ -140,6 +209,7 @@ def open_context(session: Handle) -> None:
     if session._mark is not None:
         session._mark = writing.Mark(txn)
         return
+    txn.engine.check_open()
     if txn.state != READY:
         txn.refuse("enter")
     txn.state = ACTIVE
@@ -160,10 +230,10 @@ class Savepoint:
 
     __slots__ = ("_mark", "_txn")
 
-    def __init__(self, txn: Transaction) -> None:
-        if txn.state:
-            txn.refuse("savepoint")
-        self._txn = txn
+    def __init__(self, transaction: Transaction) -> None:
+        if transaction.state:
+            transaction.refuse("savepoint")
+        self._txn = transaction
         self._mark: writing.Mark | None = None
 
     def __enter__(self) -> None:
@@ -217,7 +287,8 @@ def new_session(
     session = kind(txn, resource)
     if parent is not None:
         session._mark = writing.Mark(txn)
-    prepare(session, resource, chosen)
+    if chosen.idempotency_key is not None:
+        prepare(session, resource, chosen)
     return session
 
 

@@ -62,14 +62,16 @@ class Record(msgspec.Struct, frozen=True):
 
 def record_key(resource_name: str, operation: str, idempotency_key: str) -> Key:
     """Where a key's record lies: a digest, so that long names cannot exceed a key's limit."""
-    digest = _scope(resource_name or "-", operation[:400]).copy()
+    digest = _scope(resource_name, operation).copy()
     digest.update(keys.encode((idempotency_key,)))
     return keys.SYSTEM + b"idem" + digest.digest()
 
 
 @functools.lru_cache(maxsize=1024)
 def _scope(resource_name: str, operation: str) -> hashlib.blake2b:
-    return hashlib.blake2b(keys.encode((resource_name, operation)), digest_size=24)
+    """Of a resource ("" for the store itself) and an operation; each part says where it ends."""
+    name = operation.encode(errors="surrogatepass")
+    return hashlib.blake2b(keys.encode((resource_name,)) + b"%d:" % len(name) + name, digest_size=24)
 
 
 class Stored(msgspec.Struct, frozen=True):

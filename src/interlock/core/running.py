@@ -56,7 +56,7 @@ class Running(Retrying):
     record: Key | None = None
     fingerprint: bytes = b""
     replay: Replay | None = None
-    txn: Transaction | None = None
+    last_transaction: Transaction | None = None
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Running(Retrying):
         """What `run` has done, after it."""
         if self.replay is not None:
             return Committed(value, self.replay.transaction_id, self.attempt - 1, True, None)
-        txn = self.txn
+        txn = self.last_transaction
         assert txn is not None
         cursor = None if txn.reply is None else cursor_of(txn.reply.token)
         return Committed(value, transaction_text(txn.id), self.attempt, False, cursor)
@@ -120,7 +120,7 @@ class Running(Retrying):
         engine = self.engine
         value: Any = None
         while True:
-            txn = self.txn = await self.begin() if self.attempt else self.first()
+            txn = self.last_transaction = await self.begin() if self.attempt else self.first()
             txn.operation = self.fn
             txn.context = current.set(txn)
             try:
@@ -177,7 +177,7 @@ class Running(Retrying):
 
     async def _nested(self, parent: Transaction) -> Any:
         """Run as part of the open transaction; an error that its caller catches takes back only this part."""
-        self.txn, self.attempt = parent, 1
+        self.last_transaction, self.attempt = parent, 1
         mark = Mark(parent)
         try:
             if self.record is not None:

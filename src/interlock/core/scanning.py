@@ -17,7 +17,7 @@ from interlock.core import writing
 from interlock.core.space import Resource
 from interlock.core.transaction import DELETE, MISSING, Transaction
 from interlock.errors import UsageError
-from interlock.model import Entry, Key, Page, Span
+from interlock.model import Key, Page, Span
 
 _FIRST_PAGE = 32
 _LAST_PAGE = 1024
@@ -65,7 +65,7 @@ async def _rows(
     call: str,
 ) -> AsyncIterator[tuple[Key, bytes]]:
     if txn.state:
-        txn.refuse(call)
+        txn.admit_read(call)
     try:
         if resource.space is not txn.home:
             txn.touch(resource.space)
@@ -77,7 +77,7 @@ async def _rows(
     while rest.start < rest.stop:
         try:
             if txn.state:
-                txn.refuse(call)
+                txn.admit_read(call)
             page = await _page(txn, rest, size, reverse)
             seen, rest = _cut(rest, page, reverse)
             rows = _overlay(txn, seen, page, reverse)
@@ -94,16 +94,16 @@ async def _page(txn: Transaction, span: Span, size: int, reverse: bool) -> Page:
     txn.check_time()
     if txn.unchecked is not None:
         spaces, txn.unchecked = txn.unchecked, None
-        found = await txn.backend.read([space.rules_key for space in spaces])
+        found = await txn.alone(txn.backend.read([space.rules_key for space in spaces]))
         for space, entry in zip(spaces, found.entries, strict=True):
             space.learn(entry)
             space.admit(txn.mode, txn.isolation)
     newest = txn.mode == modes.NONE and txn.invariant_spans is None
-    page = await txn.backend.scan(span, None if newest else txn.token, limit=size, reverse=reverse)
+    page = await txn.alone(txn.backend.scan(span, None if newest else txn.token, limit=size, reverse=reverse))
     if txn.token is None or newest:
         txn.token = page.token
     elif page.superseded and txn.mode >= modes.OPTIMISTIC and await txn.extend():
-        page = await txn.backend.scan(span, txn.token, limit=size, reverse=reverse)
+        page = await txn.alone(txn.backend.scan(span, txn.token, limit=size, reverse=reverse))
     return page
 
 
@@ -123,21 +123,30 @@ def _overlay(txn: Transaction, seen: Span, page: Page, reverse: bool) -> list[tu
     txn.spans.append(seen)
     if txn.invariant_spans is not None:
         txn.invariant_spans.append(seen)
-    entries: dict[Key, Entry] = dict(page.items)
-    keyed = txn.mode < modes.SERIALIZABLE
     found: dict[Key, bytes | None] = {}
-    for key, entry in entries.items():
+    keyed = txn.mode < modes.SERIALIZABLE
+    for key, entry in page.items:
         if keyed:
             txn.reads.setdefault(key, entry)
         found[key] = entry.value
     if txn.writes or txn.clears or txn.chains:
-        for key in (*found, *(txn.chains or ()), *txn.writes):
+        for key in {*found, *txn.writes, *(txn.chains or ())}:
             if seen.start <= key < seen.stop:
-                own = txn.own(key)
-                found[key] = own if own is not MISSING else txn.pending(key, found.get(key))
+                _lay_over(txn, key, found, keyed)
     rows = [(key, value) for key, value in found.items() if value is not None]
     rows.sort(reverse=reverse)
     return rows
+
+
+def _lay_over(txn: Transaction, key: Key, found: dict[Key, bytes | None], keyed: bool) -> None:
+    """Put what the transaction itself did to a key in the place of what the page has."""
+    own = txn.own(key)
+    if own is not MISSING:
+        found[key] = own
+        return
+    if keyed and key not in found:  # what it merged counts as read, also where there was nothing
+        txn.reads.setdefault(key, None)
+    found[key] = txn.pending(key, found.get(key))
 
 
 async def update_where(
@@ -167,18 +176,18 @@ async def update_where(
 async def read_many(txn: Transaction, resource: Resource, wanted: list[Any]) -> dict[Any, Any]:
     """Several keys in one round trip; those without a value are left out."""
     if txn.state:
-        txn.refuse("read_many")
+        txn.admit_read("read_many")
     try:
         if resource.space is not txn.home:
             txn.touch(resource.space)
         raws = [resource.encode(key) for key in wanted]
         missing = [raw for raw in raws if raw not in txn.reads and txn.own(raw) is MISSING]
         if missing and txn.token is not None and txn.unchecked is None and txn.mode != modes.NONE:
-            reading = await txn.backend.read(missing, txn.token)
+            reading = await txn.alone(txn.backend.read(missing, txn.token))
             if not reading.superseded:
                 txn.reads.update(zip(missing, reading.entries, strict=True))
         elif missing and txn.token is None and txn.unchecked is None and txn.mode != modes.NONE:
-            reading = await txn.backend.read(missing)
+            reading = await txn.alone(txn.backend.read(missing))
             txn.token = reading.token
             txn.reads.update(zip(missing, reading.entries, strict=True))
     except BaseException as error:

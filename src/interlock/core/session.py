@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, TypeVarTuple, cast, overload
 
 from interlock.core import handles, scanning, writing
-from interlock.core.calls import COMMITTED, ROLLED_BACK
 from interlock.core.cursors import cursor_of
 from interlock.core.isolation import Isolation
 from interlock.core.refusals import transaction_text
@@ -186,19 +185,19 @@ class AgentSession(AgentView[V]):
 
     def set_add(self: AgentSession[set[E]], key: Key, item: E) -> Call[None]:
         """Add to a set of str, bytes and int (empty if absent) without reading it."""
-        return self._admit(writing.change_set(self._txn, self._bound("set_add"), key, "set_add", item))
+        return self._admit(writing.set_add(self._txn, self._bound("set_add"), key, item))
 
     def set_remove(self: AgentSession[set[E]], key: Key, item: E) -> Call[None]:
         """Remove from a set of str, bytes and int without reading it."""
-        return self._admit(writing.change_set(self._txn, self._bound("set_remove"), key, "set_remove", item))
+        return self._admit(writing.set_remove(self._txn, self._bound("set_remove"), key, item))
 
     def maximum(self, key: Key, value: V) -> Call[None]:
         """Keep the larger of the stored value and ``value`` (``value`` if absent) without reading it."""
-        return self._admit(writing.extreme(self._txn, self._bound("maximum"), key, "maximum", value))
+        return self._admit(writing.maximum(self._txn, self._bound("maximum"), key, value))
 
     def minimum(self, key: Key, value: V) -> Call[None]:
         """Keep the smaller of the stored value and ``value`` (``value`` if absent) without reading it."""
-        return self._admit(writing.extreme(self._txn, self._bound("minimum"), key, "minimum", value))
+        return self._admit(writing.minimum(self._txn, self._bound("minimum"), key, value))
 
     def merge(self, key: Key, operand: object, using: str) -> Call[None]:
         """Merge by a function registered with `SharedResource.register_merge`, or by ``"last"`` (last writer wins).
@@ -242,9 +241,8 @@ class AgentSession(AgentView[V]):
         if handles.close_joined(self, error):
             return
         try:
-            if error is not None:
-                txn.rollback()
-            elif txn.state not in (COMMITTED, ROLLED_BACK):
-                await handles.finish(txn)
+            ending = handles.leave(txn, error)
+            if ending is not None:
+                await ending
         finally:
             txn.leave_context()

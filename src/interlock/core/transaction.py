@@ -27,9 +27,18 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from interlock import merges
 from interlock.core import isolation as modes
 from interlock.core import refusals
-from interlock.core.calls import ACTIVE, DOOMED, LEFT_BEHIND, READY, ROLLED_BACK, Attempted
-from interlock.core.space import MergeFunction, Resource, Space
-from interlock.errors import ConflictError, DeadlineExceededError, InterlockError, UsageError
+from interlock.core.calls import ACTIVE, BUSY, ENDED, LEFT_BEHIND, ROLLED_BACK, Attempted
+from interlock.core.chains import Custom, Step
+from interlock.core.space import Resource, Space
+from interlock.errors import (
+    BackendUnavailableError,
+    CommitUnknownError,
+    ConflictError,
+    DeadlineExceededError,
+    InterlockError,
+    TransactionError,
+    UsageError,
+)
 from interlock.model import (
     BoundBroken,
     Clash,
@@ -88,25 +97,6 @@ process: Final = _Process()
 os.register_at_fork(after_in_child=process.forked)
 
 
-class Custom:
-    """One use of a registered merge function."""
-
-    __slots__ = ("function", "operand", "resource")
-
-    def __init__(self, function: MergeFunction, operand: Any, resource: Resource) -> None:
-        self.function = function
-        self.operand = operand
-        self.resource = resource
-
-    def apply(self, before: bytes | None) -> bytes:
-        """The stored form after the function has seen the value before (None: absent) and the operand."""
-        value = None if before is None else self.resource.thaw(before)
-        return self.resource.freeze(self.function(value, self.operand))
-
-
-Step = Operation | Custom
-
-
 class Transaction(Attempted):
     """The state of one attempt. Not for users: `AgentSession` is."""
 
@@ -131,6 +121,7 @@ class Transaction(Attempted):
     token: Token | None = None
     touched: list[Space] | None = None
     unchecked: list[Space] | None = None
+    unsettled: CommitUnknownError | None = None
     _id: int = 0
 
     def __init__(self, engine: Engine, home: Space | None, agent: str, isolation: str, mode: int) -> None:
@@ -213,7 +204,7 @@ class Transaction(Attempted):
     async def read(self, resource: Resource, key: Any, default: Any = None) -> Any:
         """The value of a key as this transaction sees it, or ``default``."""
         if self.state:
-            self.refuse("read")
+            self.admit_read("read")
         try:
             space = resource.space
             if space is not self.home:
@@ -223,9 +214,13 @@ class Transaction(Attempted):
                 self.token is None
                 and self.mode == modes.SERIALIZABLE
                 and not self.writes
+                and self.chains is None
                 and raw not in self.engine.gates.open
             ):
-                reading = await self.backend.read((raw,))  # the first read of nearly every session: `fetch`, cut short
+                self.state = BUSY  # the first read of nearly every session: `fetch`, cut short
+                reading = await self.backend.read((raw,))
+                if self.state == BUSY:
+                    self.state = ACTIVE
                 self.token = reading.token
                 self.reads[raw] = entry = reading.entries[0]
                 value = None if entry is None else entry.value
@@ -295,19 +290,22 @@ class Transaction(Attempted):
         if self.unchecked is not None:
             return await self._fetch_with_rules(raw)
         newest = self.mode == modes.NONE and self.invariant_reads is None
+        state, self.state = self.state, BUSY
         reading = await self.backend.read((raw,), None if newest else token)
+        if self.state == BUSY:
+            self.state = state
         entry = reading.entries[0]
         if token is None or newest:
             self.token = reading.token
         elif reading.superseded and self.mode >= modes.OPTIMISTIC and await self.extend():
-            entry = (await self.backend.read((raw,), self.token)).entries[0]
+            entry = (await self.alone(self.backend.read((raw,), self.token))).entries[0]
         self.reads[raw] = entry
         return entry
 
     async def _fetch_with_rules(self, raw: Key) -> Entry | None:
         """The first read of a session that is not serializable learns the floors that others have published."""
         spaces, self.unchecked = self.unchecked or [], None
-        found = await self.backend.read([space.rules_key for space in spaces])
+        found = await self.alone(self.backend.read([space.rules_key for space in spaces]))
         for space, entry in zip(spaces, found.entries, strict=True):
             space.learn(entry)
             space.admit(self.mode, self.isolation)
@@ -316,7 +314,7 @@ class Transaction(Attempted):
     async def queue_for(self, raw: Key) -> None:
         """Wait at the gate of a hot key, for as long as neither this attempt nor one around it holds any."""
         if self.gate is None and not self._enclosed_by_gate():
-            await self.engine.gates.enter(raw, self)
+            await self.alone(self.engine.gates.enter(raw, self))
             self.gate = raw
 
     def _enclosed_by_gate(self) -> bool:
@@ -337,7 +335,7 @@ class Transaction(Attempted):
     async def need_token(self) -> Token:
         """The snapshot; taken now if nothing was read yet."""
         if self.token is None:
-            self.token = await self.backend.snapshot()
+            self.token = await self.alone(self.backend.snapshot())
         return self.token
 
     async def extend(self, *, always_raise: bool = False) -> bool:
@@ -351,7 +349,7 @@ class Transaction(Attempted):
             spans = modes.validated_spans(modes.SERIALIZABLE, self.spans or (), ())
             request = CommitRequest(self.id, self.agent, self.isolation, token, expected, {}, {}, spans)
             try:
-                reply = await self.backend.commit(request)
+                reply = await self._validate(request)
             except CommitRefused as refused:
                 clashes = refused.clashes
                 if self.mode < modes.SERIALIZABLE:
@@ -383,9 +381,20 @@ class Transaction(Attempted):
         token = await self.need_token()
         expected = self.expectations(self.writes)
         try:
-            await self.backend.commit(CommitRequest(self.id, self.agent, self.isolation, token, expected, {}, {}))
+            await self._validate(CommitRequest(self.id, self.agent, self.isolation, token, expected, {}, {}))
         except CommitRefused as refused:
             raise self.conflict(refused.clashes) from None
+
+    async def _validate(self, request: CommitRequest) -> Reply:
+        """Send a request that writes nothing. If its reply is lost, nothing is unknown."""
+        before, self.state = self.state, BUSY
+        try:
+            return await self.backend.commit(request)
+        except CommitUnknownError as error:
+            raise BackendUnavailableError("the reply to a validation was lost; nothing was written") from error
+        finally:
+            if self.state == BUSY:
+                self.state = before
 
     def expectations(self, writes: dict[Key, Write]) -> dict[Key, Expectation]:
         """What must still hold of the keys read, and of those written blindly."""
@@ -404,12 +413,18 @@ class Transaction(Attempted):
 
     def rollback(self) -> None:
         """End without writing anything."""
-        if self.state in (ACTIVE, READY, DOOMED):
+        if self.state not in ENDED:
             self.state = ROLLED_BACK
+        self.error = None
         self.leave_gate()
 
     def raise_doom(self) -> NoReturn:
         """The exit of a doomed transaction."""
         self.state = ROLLED_BACK
-        error = self.error or UsageError("the session is doomed")
-        raise error.with_traceback(None) if isinstance(error, InterlockError) else error
+        error = self.error
+        if isinstance(error, Exception):
+            raise error.with_traceback(None) if isinstance(error, InterlockError) else error
+        raise TransactionError(
+            f"a session call was interrupted by {type(error).__name__}, which was swallowed; nothing was written",
+            transaction_id=refusals.transaction_text(self.id),
+        ) from error

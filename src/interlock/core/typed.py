@@ -153,7 +153,9 @@ def _plain(value: Any, path: str, depth: int) -> Any:
         items = [_plain(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
         return items if kind is list else kind(items)
     if kind is dict:
-        return {key: _plain(item, f"{path}.{key}", depth + 1) for key, item in value.items()}
+        return {
+            key: _plain(item, f"{path}.{key}" if type(key) is str else path, depth + 1) for key, item in value.items()
+        }
     fields = codec.fields_of(value)
     if fields is None:
         return value

@@ -13,8 +13,9 @@ from typing import Any
 
 from interlock import codec, merges
 from interlock.core import isolation as modes
+from interlock.core.chains import Custom, Step
 from interlock.core.space import Resource
-from interlock.core.transaction import DELETE, MISSING, Custom, Step, Transaction
+from interlock.core.transaction import DELETE, MISSING, Transaction
 from interlock.errors import NotFoundError, UsageError
 from interlock.model import Key, Merge, Operation, Put, Span
 
@@ -129,14 +130,24 @@ async def append(txn: Transaction, resource: Resource, key: Any, item: Any) -> N
     await _merge(txn, resource, key, "append", lambda: Operation("append", resource.element(item)))
 
 
-async def change_set(txn: Transaction, resource: Resource, key: Any, kind: str, item: Any) -> None:
-    """Add to, or remove from, a set of str, bytes and int."""
-    await _merge(txn, resource, key, kind, lambda: Operation(kind, codec.freeze_member(item)))
+async def set_add(txn: Transaction, resource: Resource, key: Any, item: Any) -> None:
+    """Add to a set of str, bytes and int."""
+    await _merge(txn, resource, key, "set_add", lambda: Operation("set_add", codec.freeze_member(item)))
 
 
-async def extreme(txn: Transaction, resource: Resource, key: Any, kind: str, value: Any) -> None:
-    """Keep the larger (smaller) of the stored value and ``value``."""
-    await _merge(txn, resource, key, kind, lambda: merges.extreme_operation(kind, value))
+async def set_remove(txn: Transaction, resource: Resource, key: Any, item: Any) -> None:
+    """Remove from a set of str, bytes and int."""
+    await _merge(txn, resource, key, "set_remove", lambda: Operation("set_remove", codec.freeze_member(item)))
+
+
+async def maximum(txn: Transaction, resource: Resource, key: Any, value: Any) -> None:
+    """Keep the larger of the stored value and ``value``."""
+    await _merge(txn, resource, key, "maximum", lambda: merges.extreme_operation("maximum", value))
+
+
+async def minimum(txn: Transaction, resource: Resource, key: Any, value: Any) -> None:
+    """Keep the smaller of the stored value and ``value``."""
+    await _merge(txn, resource, key, "minimum", lambda: merges.extreme_operation("minimum", value))
 
 
 async def merge(txn: Transaction, resource: Resource, key: Any, operand: Any, using: str) -> None:
@@ -152,7 +163,6 @@ async def merge(txn: Transaction, resource: Resource, key: Any, operand: Any, us
             raise UsageError(
                 f"no merge function {using!r} is registered for {resource.space.name!r}; there are {known}"
             )
-        codec.freeze(operand)  # refused now, not at the commit
         return Custom(function, operand, resource)
 
     await _merge(txn, resource, key, "merge", custom)

@@ -49,6 +49,7 @@ from interlock.sync.log import TransactionLog
 V = TypeVar("V")
 W = TypeVar("W")
 D = TypeVar("D")
+M = TypeVar("M", bound=Callable[..., Any])
 T = TypeVar("T")
 P = ParamSpec("P")
 Ts = TypeVarTuple("Ts")
@@ -384,6 +385,10 @@ class SharedResource(Sessions[V]):
         write."""
         return diagnosis.declare(self._resource.space.declare_invariant, name, check, self._resource)
 
+    @overload
+    def register_merge(self, name: str) -> Callable[[M], M]: ...
+    @overload
+    def register_merge(self, name: str, function: M) -> M: ...
     def register_merge(self, name: str, function: MergeFunction | None = None) -> Any:
         """Register ``function(value or None, operand) -> value`` for `AgentSession.merge`, also as a decorator."""
         return diagnosis.register_merge(self._resource, name, function)

@@ -92,18 +92,20 @@ class MemoryBackend:
 
     suspends = False
     blocks = False
-    capabilities = frozenset((Capability.CLOCK, Capability.EXPIRY, Capability.HISTORY))
+    capabilities: frozenset[Capability] = frozenset((Capability.CLOCK, Capability.EXPIRY, Capability.HISTORY))
     limits = Limits()
 
     def __init__(
         self, name: str | None = None, *, runtime: Runtime | None = None, clock: Callable[[], float] | None = None
     ) -> None:
         self._runtime: Runtime = AsyncRuntime() if runtime is None else runtime
-        self._join(name, _process.engine(name, self._runtime, clock))
+        self._join(name, _process.engine(name, self._runtime, clock), [])
 
-    def _join(self, name: str | None, engine: Engine) -> None:
+    def _join(self, name: str | None, engine: Engine, family: list[MemoryBackend]) -> None:
         self.name = name
         self._engine = engine
+        self._family = family  # a backend and its blocking leaves: closed together
+        family.append(self)
         self._waiting: set[Waiter] = set()
         self._refusal: str | None = None
         _process.backends.add(self)
@@ -191,17 +193,18 @@ class MemoryBackend:
         return self._engine.compact(before, limit, self._runtime.random_bits)
 
     async def close(self) -> None:
-        """Make this object refuse; whoever waits through it is woken. The data goes when nobody can reach it any
-        more."""
-        self.refuse(_CLOSED)
-        for waiter in list(self._waiting):
-            waiter.wake()
+        """Make this object and its leaves refuse; whoever waits through them is woken. The data goes when nobody can
+        reach it any more."""
+        for member in self._family:
+            member.refuse(_CLOSED)
+            for waiter in list(member._waiting):
+                waiter.wake()
 
     def blocking(self) -> MemoryBackend:
-        """The same store for callers that step; closed on its own."""
+        """The same store for callers that step."""
         if self._refusal is not None:
             raise UsageError(self._refusal)
         leaf = MemoryBackend.__new__(MemoryBackend)
         leaf._runtime = BlockingRuntime()
-        leaf._join(self.name, self._engine)
+        leaf._join(self.name, self._engine, self._family)
         return leaf

@@ -1,12 +1,14 @@
 """The plain commit in one flat function: nearly every request is one, and on a hot path calls are what costs.
 
-A request is plain if it only puts lasting, listed values, expects keys to be at a version or absent without a trace,
+A request is plain if it only puts values, expects keys to be at a version or absent without a trace,
 and holds. For anything else `commit_plainly` does nothing and says None, and `judging` and `performing`, which know
 the whole rule, take over. So this is a shorter way to the same end, never another rule; the conformance suite takes
 both ways.
 """
 
 from __future__ import annotations
+
+from heapq import heappush
 
 from interlock.backends.memory.state import INCARNATION, Record, State
 from interlock.model import ABSENT, NONCE_MASK, CommitRequest, Entry, Key, Put, Reply, Token
@@ -42,12 +44,20 @@ def commit_plainly(state: State, request: CommitRequest, now: float) -> Reply | 
     position = token.position + 1
     version = (position, transaction & NONCE_MASK)
     new: dict[Key, Entry] = {}
+    fresh: list[Key] | None = None
     for key, write in writes.items():
-        if type(write) is not Put or write.ttl_seconds is not None or not write.listed:
+        if type(write) is not Put:
             return None
-        new[key] = Entry(version, write.value)
-    if not new.keys() <= current.keys():
-        state.order.fresh.update(new.keys() - current.keys())
+        ttl_seconds = write.ttl_seconds
+        new[key] = (
+            Entry(version, write.value) if ttl_seconds is None else Entry(version, write.value, now + ttl_seconds)
+        )
+        if key not in current and write.listed:
+            if fresh is None:
+                fresh = []
+            fresh.append(key)
+    if fresh is not None:
+        state.order.fresh.update(fresh)
     after = Token(token.store, INCARNATION, position)
     record = Record(version, after, now, transaction, request.agent, writes, (), None, request)
     state.pending = (record, new)
@@ -60,6 +70,8 @@ def commit_plainly(state: State, request: CommitRequest, now: float) -> Reply | 
                 chains[key] = [old]
             else:
                 chain.append(old)
+        if entry.expires_at is not None:
+            heappush(state.expiring, (entry.expires_at, key))
         current[key] = entry
     state.records[transaction] = record
     state.log[position] = record

@@ -44,6 +44,9 @@ _PARTS = (
     "port.races",
     "machine",
     "sessions.anomalies",
+    "sessions.reading",
+    "sessions.merging",
+    "sessions.ending",
 )
 
 pytest.register_assert_rewrite(

@@ -8,6 +8,7 @@ may answer rightly or refuse with `SnapshotTooOldError`, and nothing else.
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import hypothesis.strategies as st
@@ -64,13 +65,41 @@ _operations = st.one_of(
     st.builds(Step, st.sampled_from(["append", "set_add", "set_remove", "maximum", "minimum"]), _numbers),
     st.builds(Step, st.just("last"), _values),
 )
-_plain = st.one_of(st.builds(lambda value: (Step("put", value),), _values), st.just((Step("delete"),)))
+_puts = st.builds(lambda value: (Step("put", value),), _values)
+_plain = _puts | st.just((Step("delete"),))
 _merges = st.lists(_operations, min_size=1, max_size=3).map(lambda steps: tuple(steps))
-_writes = st.dictionaries(st.sampled_from(_LISTED), _plain | _merges, max_size=3)
+_listed_writes = st.dictionaries(st.sampled_from(_LISTED), _plain | _merges, max_size=3)
 _unlisted_writes = st.dictionaries(st.sampled_from(_UNLISTED), _plain, max_size=1)
 _spans = st.tuples(st.sampled_from(_ENDS), st.sampled_from(_ENDS)).map(lambda ends: (min(ends), max(ends)))
 _reads = st.dictionaries(
     st.sampled_from(_NAMES), st.sampled_from([SEEN, SEEN, SEEN, SEEN, ABSENT, UNCHANGED, OTHER]), max_size=3
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A commit to be tried; ``back`` chooses its snapshot among the last ones."""
+
+    back: int
+    reads: dict[str, str]
+    writes: dict[str, tuple[Step, ...]]
+    spans: tuple[tuple[str, str], ...] = ()
+    clears: tuple[tuple[str, str], ...] = ()
+    as_guards: bool = False
+
+
+_plans = st.one_of(
+    st.builds(Plan, st.just(0), st.just({}), st.dictionaries(st.sampled_from(_NAMES), _puts, min_size=1, max_size=3)),
+    st.builds(Plan, st.integers(0, 1), _reads, _listed_writes),
+    st.builds(
+        Plan,
+        st.integers(0, 3),
+        _reads,
+        st.builds(lambda some, others: {**some, **others}, _listed_writes, _unlisted_writes),
+        st.lists(_spans, max_size=2, unique=True).map(tuple),
+        st.lists(_spans, max_size=1).map(tuple),
+        st.booleans(),
+    ),
 )
 
 
@@ -139,39 +168,25 @@ class Steps(RuleBasedStateMachine):
         """From now on the store may refuse all tokens taken so far."""
         self.tokens = [(token, index, True) for token, index, _ in self.tokens]
 
-    @rule(
-        back=st.integers(0, 3),
-        reads=_reads,
-        writes=st.builds(lambda listed, unlisted: {**listed, **unlisted}, _writes, _unlisted_writes),
-        spans=st.lists(_spans, max_size=2),
-        clears=st.lists(_spans, max_size=1),
-        as_guards=st.booleans(),
-    )
-    def commit(
-        self,
-        back: int,
-        reads: dict[str, str],
-        writes: dict[str, tuple[Step, ...]],
-        spans: list[tuple[str, str]],
-        clears: list[tuple[str, str]],
-        as_guards: bool,
-    ) -> None:
-        """Any commit, from any remembered snapshot."""
-        token, index, frail = self.token(back)
-        attempt = Attempt(index, reads, writes, tuple(dict.fromkeys(spans)), tuple(clears))
-        expectations = {key(name): self.expectation(name, how, index) for name, how in reads.items()}
-        request = CommitRequest(
-            new_transaction(),
-            "machine",
-            "serializable",
-            token,
-            {} if as_guards else expectations,
-            {key(name): _write(name, steps) for name, steps in writes.items()},
-            expectations if as_guards else {},
-            tuple(_span(ends) for ends in attempt.spans),
-            tuple(_span(ends) for ends in attempt.clears),
-        )
-        self.send(request, attempt, frail)
+    @rule(plans=st.lists(_plans, min_size=1, max_size=5))
+    def commit(self, plans: list[Plan]) -> None:
+        """Some commits, each from any remembered snapshot."""
+        for plan in plans:
+            token, index, frail = self.token(plan.back)
+            attempt = Attempt(index, plan.reads, plan.writes, plan.spans, plan.clears)
+            expectations = {key(name): self.expectation(name, how, index) for name, how in plan.reads.items()}
+            request = CommitRequest(
+                new_transaction(),
+                "machine",
+                "serializable",
+                token,
+                {} if plan.as_guards else expectations,
+                {key(name): _write(name, steps) for name, steps in plan.writes.items()},
+                expectations if plan.as_guards else {},
+                tuple(_span(ends) for ends in plan.spans),
+                tuple(_span(ends) for ends in plan.clears),
+            )
+            self.send(request, attempt, frail)
 
     def expectation(self, name: str, how: str, index: int) -> Expectation:
         """What the request says of a read."""
@@ -366,8 +381,8 @@ def test_random_steps_have_the_same_results_as_the_reference(world: World) -> No
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=40,
-            stateful_step_count=30,
+            max_examples=60,
+            stateful_step_count=40,
             deadline=None,
             database=None,
             print_blob=True,

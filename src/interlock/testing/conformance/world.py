@@ -11,6 +11,7 @@ import asyncio
 import functools
 import itertools
 import os
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -213,8 +214,13 @@ class World:
             barrier.wait(PATIENCE_SECONDS)
             return job(number)
 
-        threads = [self.in_thread(functools.partial(begin, number)) for number in range(count)]
-        return [thread.result() for thread in threads]
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)  # threads take turns so often that what can go wrong between two steps does
+        try:
+            threads = [self.in_thread(functools.partial(begin, number)) for number in range(count)]
+            return [thread.result() for thread in threads]
+        finally:
+            sys.setswitchinterval(interval)
 
     def close(self) -> None:
         """Close every store that was opened."""

@@ -119,6 +119,17 @@ async def test_the_same_transaction_commits_once(world: World) -> None:
 
 
 @in_both_worlds
+async def test_the_same_blind_transaction_commits_once(world: World) -> None:
+    store = world.open()
+    for durable in (True, False):
+        request = await store.request({key("a"): put(1)}, durable=durable)
+        await store.backend.commit(request)
+        with pytest.raises(DuplicateTransaction):
+            await store.backend.commit(request)
+    assert len(await store.feed()) == 2
+
+
+@in_both_worlds
 async def test_a_refused_transaction_may_be_sent_again(world: World) -> None:
     store = world.open()
     transaction = new_transaction()

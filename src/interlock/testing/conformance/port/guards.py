@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from interlock.model import ABSENT, UNCHANGED, Delete, Entry, Put
+from interlock.model import ABSENT, UNCHANGED, Delete, Entry, Merge, Operation, Put
 from interlock.ports import Capability
 from interlock.testing.conformance.world import (
     EVERYTHING,
@@ -174,6 +174,9 @@ async def test_an_entry_says_when_it_expires(world: World) -> None:
     assert entry.expires_at == pytest.approx(reply.at + 60.0, abs=0.001)
     assert reply.fetched == (entry,)
     assert (await store.backend.scan(EVERYTHING)).items == [(key("a"), entry)]
+    add = Merge((Operation("add", put(1).value),))
+    merged = await store.commit({key("a"): add})
+    assert await store.entry(key("a")) == Entry(merged.version, put(2).value, entry.expires_at)
     again = await store.commit({key("a"): put(1)})
     assert await store.entry(key("a")) == Entry(again.version, put(1).value)
 
@@ -218,3 +221,15 @@ async def test_an_expired_entry_counts_as_present_until_it_is_compacted(world: W
     assert (thawed(tombstone), tombstone.version) == (None, change.version)
     await store.commit({key("a"): put("new")}, reads={key("a"): ABSENT})
     assert await store.backend.compact(0.0) == 0
+
+
+@in_both_worlds
+async def test_what_replaced_an_expired_entry_does_not_expire_with_it(world: World) -> None:
+    store = world.open()
+    if await store.lacks(Capability.EXPIRY, lambda: store.commit({key("a"): put(1, ttl_seconds=60.0)})):
+        return
+    for name in (key("a"), key("b")):
+        await _expired(store, name)
+    await store.commit({key("a"): put("lasting"), key("b"): put("longer", ttl_seconds=60.0)})
+    assert await store.backend.compact(0.0) == 0
+    assert await store.listing() == {key("a"): "lasting", key("b"): "longer"}

@@ -112,14 +112,29 @@ async def test_compaction_of_the_distant_past_drops_nothing(world: World) -> Non
 
 @in_both_worlds
 async def test_compaction_goes_in_bounded_steps(world: World) -> None:
+    """After each step every snapshot is either refused or right, and those that were refused stay so."""
     store = world.open()
-    for number in range(40):
-        await store.commit({key("a"): put(number)}, durable=False)
-    reply = await store.commit({key("b"): put(1)})
-    assert 0 < await store.backend.compact(reply.at + 1, limit=5) <= 40
-    assert await store.value(key("a")) == 39
-    assert len(await store.feed()) >= 20
-    assert await store.value(key("a"), reply.token) == 39
+    names = [key(text) for text in "abc"]
+    tokens = [(await store.commit({names[number % 3]: put(number)}, durable=False)).token for number in range(40)]
+    at = (await store.commit({key("z"): put(1)})).at
+    refused = 0
+    for _ in range(3):
+        assert 0 < await store.backend.compact(at + 1, limit=5) <= 40
+        before, refused = refused, 0
+        for number, token in enumerate(tokens):
+            try:
+                entries = (await store.backend.read(names, token)).entries
+                listing = await store.listing(token)
+            except SnapshotTooOldError:
+                assert refused == number
+                refused += 1
+                continue
+            shown = [max((n for n in range(number + 1) if n % 3 == place), default=None) for place in range(3)]
+            assert [thawed(entry) for entry in entries] == shown
+            assert list(listing.values()) == [value for value in shown if value is not None]
+            assert len(await store.feed(token)) == 40 - number
+        assert before <= refused < 40
+    assert refused > 0
 
 
 @in_both_worlds

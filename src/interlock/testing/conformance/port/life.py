@@ -48,14 +48,26 @@ async def test_the_blocking_leaf_is_the_same_store(world: World) -> None:
     store = world.open()
     await store.commit({key("a"): put(1)})
     leaf = store.backend.blocking()
-    if leaf is not store.backend and not leaf.suspends:
-        reading = await leaf.read([key("a")])
-        assert reading.entries == [await store.entry(key("a"))]
-        request = await store.request({key("b"): put(2)}, snapshot=reading.token)
-        await leaf.commit(request)
-        assert await store.value(key("b")) == 2
-        await leaf.close()
-        assert await store.value(key("b")) == 2
+    if leaf.suspends:
+        assert leaf is store.backend
+        return
+    reading = await leaf.read([key("a")])
+    assert reading.entries == [await store.entry(key("a"))]
+    await leaf.commit(await store.request({key("b"): put(2)}, snapshot=reading.token))
+    assert await store.value(key("b")) == 2
+
+
+@pytest.mark.parametrize("by_leaf", [False, True])
+@in_both_worlds
+async def test_a_backend_and_its_leaf_are_closed_together(world: World, by_leaf: bool) -> None:
+    backend = world.open().backend
+    leaf = backend.blocking()
+    await backend.snapshot()
+    await (leaf if by_leaf else backend).close()
+    for each in (leaf, backend):
+        with pytest.raises(UsageError):
+            await each.snapshot()
+        await each.close()
 
 
 @in_both_worlds

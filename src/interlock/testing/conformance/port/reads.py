@@ -130,6 +130,18 @@ async def test_a_reading_says_when_something_is_superseded(world: World) -> None
 
 
 @in_both_worlds
+async def test_a_snapshot_shows_each_key_as_it_was_then(world: World) -> None:
+    store = world.open()
+    names = [key(text) for text in "abc"]
+    tokens = [(await store.commit({names[number % 3]: put(number)})).token for number in range(12)]
+    for number, token in enumerate(tokens):
+        shown = [max((n for n in range(number + 1) if n % 3 == place), default=None) for place in range(3)]
+        entries = (await store.backend.read(names, token)).entries
+        assert [thawed(entry) for entry in entries] == shown
+        assert list((await store.listing(token)).values()) == [value for value in shown if value is not None]
+
+
+@in_both_worlds
 async def test_a_snapshot_never_changes(world: World) -> None:
     store = world.open()
     names = [key(text) for text in "abcdefgh"]

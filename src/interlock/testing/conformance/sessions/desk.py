@@ -11,7 +11,7 @@ import contextvars
 import functools
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from typing import Any, Final, TypeVar, cast
 
 import pytest
@@ -162,9 +162,9 @@ async def listed(rows: Any) -> list[Any]:
     return [row async for row in rows]
 
 
-async def contents(resource: interlock.SharedResource[Any]) -> dict[Any, Any]:
-    """What a resource holds now."""
-    return dict(await listed(resource.scan()))
+async def contents(place: interlock.SharedResource[Any] | interlock.AgentSession[Any]) -> dict[Any, Any]:
+    """What a resource holds now, or what a session sees of it."""
+    return dict(await listed(place.scan()))
 
 
 async def fill(resource: interlock.SharedResource[Any], rows: dict[Any, Any] | Iterable[tuple[Any, Any]]) -> None:
@@ -172,13 +172,3 @@ async def fill(resource: interlock.SharedResource[Any], rows: dict[Any, Any] | I
     async with resource.session(agent="filler") as session:
         for key, value in dict(rows).items():
             await session.write(key, value)
-
-
-def only_awaited(desk: Desk) -> bool:
-    """For what the synchronous world cannot even say; the test has nothing to do there."""
-    return desk.awaited
-
-
-def names(*groups: Sequence[str]) -> list[str]:
-    """All names of several groups."""
-    return [name for group in groups for name in group]

@@ -1,0 +1,40 @@
+"""What to do when COMMIT itself raises: nobody knows whether the batch is in the file, so it is decided anew.
+
+Looking whether the records are there is not enough. After a failed fsync a second connection read "absent", every
+process died, and on reopening the commit was there: its frames lay in the write-ahead log behind the last commit
+that the shared index knew of. One more commit settles it, whatever it writes: it overwrites those frames. So
+`settle` writes a fence for every id of the batch that is not recorded, and only after that commit and a checkpoint
+does anybody get an answer. The checkpoint copies what *is* there into the database and syncs it, because after a
+failed fsync the kernel may take pages for clean that never reached the disk.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from interlock.backends.sqlite.connection import Connection
+from interlock.backends.sqlite.statements import HEAD, FeedRow
+
+
+def settle(connection: Connection, feed: Sequence[FeedRow], now: float) -> dict[bytes, bool]:
+    """Decide each row of a batch whose COMMIT raised: its id -> whether it is there. Raises ``sqlite3.Error`` if
+    that fails.
+
+    ``connection`` is a new one. What is not there never will be."""
+    execute = connection.execute
+    execute("BEGIN IMMEDIATE")
+    found: dict[bytes, bool] = {}
+    position: int = execute(HEAD).fetchone()[0]
+    for _, identity, _, record in feed:
+        row = execute("SELECT record IS NOT NULL FROM feed WHERE id = ?", (identity,)).fetchone()
+        found[identity] = row is not None and bool(row[0]) == (record is not None)
+        if row is None:
+            position += 1
+            execute("INSERT INTO feed VALUES (?, ?, ?, NULL)", (position, identity, now))
+    execute("INSERT OR REPLACE INTO facts VALUES ('settled', ?)", (now,))
+    execute("COMMIT")
+    _, logged, copied = execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    if logged != copied:
+        raise sqlite3.OperationalError("the checkpoint after a failed commit is incomplete")
+    return found

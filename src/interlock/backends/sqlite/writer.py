@@ -1,0 +1,394 @@
+"""The writer: the one thread of a process that commits, a whole batch with one sync of the disk.
+
+A turn: wait for a job; take the queue lock (`interlock.backends.sqlite.locking`), so that the processes take
+turns; begin the write transaction; only then empty the queue, so that whatever arrived while this process waited
+for its turn rides along; take each job's token (`interlock.backends.sqlite.jobs`); decide all
+(`interlock.backends.sqlite.batch`), write, COMMIT; give the lock to the next process; answer. Nothing is answered
+before COMMIT has returned, refusals neither, because they may rest on what the batch itself has decided.
+
+A job fails alone if it is refused. If SQLite fails before COMMIT, everything is rolled back and every job of the
+batch hears that nothing was written. If COMMIT itself fails: a full disk is a definite no, since the frame that
+would make the batch valid was not written in full; anything else is decided by
+`interlock.backends.sqlite.settling`.
+
+A process that was refused for a conflict keeps its turn for a moment: `interlock.backends.sqlite.turns`.
+
+The write-ahead log is copied into the database after about a thousand pages, so that its file is used again and
+again (a growing one makes each sync dearer), after the answers were given and still under the queue lock. The
+processes tell each other how far they have come through the queue file, so that they do not all do it.
+"""
+
+from __future__ import annotations
+
+import copy
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+from interlock.backends.sqlite.batch import Batch
+from interlock.backends.sqlite.connection import FULL, Connection, code_of, connect, failure, refuse_place
+from interlock.backends.sqlite.jobs import CommitJob, FenceJob, Job, StopJob
+from interlock.backends.sqlite.locking import QueueLock
+from interlock.backends.sqlite.schema import prepare, since_boot
+from interlock.backends.sqlite.settling import settle
+from interlock.backends.sqlite.turns import Turns
+from interlock.backends.sqlite.statements import VALUE
+from interlock.backends.sqlite.watching import Watchdog
+from interlock.errors import BackendError, BackendUnavailableError, CommitUnknownError, InterlockError, UsageError
+from interlock.model import BoundBroken, CommitRefused, DuplicateTransaction, MergeRefused, Reply, Settled
+from interlock.runtime import wake_all
+
+CLOSED: Final = "this store is closed"
+
+_BATCH: Final = 128
+_PAGES: Final = 1000
+_PAGE_BYTES: Final = 4096
+_KNOWN: Final = 4096
+_BUSY: Final = 5
+_REFUSALS: Final = (CommitRefused, DuplicateTransaction, BoundBroken, MergeRefused, InterlockError)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a store is used: see `interlock.backends.sqlite.backend.SQLiteBackend`."""
+
+    busy_seconds: float
+    grace_seconds: float
+    synchronous: str
+
+
+class Opened(NamedTuple):
+    """What is learnt when the file is opened: the store's id, and the base of its clock."""
+
+    store: int
+    base: float
+
+    def now(self) -> float:
+        """The store's time."""
+        return since_boot() + self.base
+
+
+Answers = list[tuple[Job, Any]]
+
+
+class Writer:
+    """The thread, its connection and its queue. ``on_open`` and ``on_commit`` are called on the thread."""
+
+    def __init__(
+        self,
+        path: str,
+        options: Options,
+        random_bits: Callable[[int], int],
+        on_open: Callable[[Opened], None],
+        on_commit: Callable[[int], None],
+    ) -> None:
+        self.path = path
+        self.working = threading.Lock()
+        """Held whenever the connection is in use."""
+        self.connection: Connection | None = None
+        self.lock = QueueLock(path + "-queue")
+        self._options = options
+        self._random_bits = random_bits
+        self._on_open = on_open
+        self._on_commit = on_commit
+        self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._watchdog = Watchdog(self._queue, options.busy_seconds, self._give_up)
+        self._opened = Opened(0, 0.0)
+        self._synchronous = options.synchronous
+        self._known: dict[int, bytes] = {}
+        self._pages = 0
+        self._position = 0
+        self._checkpointed = 0
+        self._stops: list[Job] = []
+        self._stopped = False
+        self._turns = Turns()
+        threading.Thread(target=self._run, name="interlock-sqlite-writer", daemon=True).start()
+
+    def put(self, job: Job) -> bool:
+        """Ask for something; False if the writer has stopped and will not answer."""
+        self._queue.put(job)
+        return not (self._stopped and job.take())
+
+    # -- the turns -----------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        while not self._stopped:
+            self._turn(self._queue.get())
+        while not self._queue.empty():
+            answers: Answers = []
+            self._refuse([], UsageError(CLOSED), answers)
+            self._answer(answers)
+
+    def _turn(self, first: Job) -> None:
+        answers: Answers = []
+        try:
+            jobs = self._queue_up(first)
+        except InterlockError as error:
+            self._refuse([first], error, answers)
+            self._answer(answers)
+        else:
+            try:
+                with self.working:
+                    self._batch(jobs, answers)
+                conflict = any(type(answer) is CommitRefused for _, answer in answers)
+                kept = conflict and not self._stops and self._turns.keep()
+                if self._pages < _PAGES and not self._stops and not kept:
+                    self.lock.release()
+                self._answer(answers)
+                self._on_commit(self._position)
+                if kept:
+                    self._go_on()
+                if self._pages >= _PAGES:
+                    self._checkpoint()
+            finally:
+                self._close_if_asked()
+                self.lock.release()
+        if self._stops:
+            self._stopped = True
+            self.lock.close()
+            self._answer([(job, None) for job in self._stops])
+
+    def _go_on(self) -> None:
+        """Serve whoever comes again after a conflict, in the same turn."""
+        job = self._turns.next_job(self._queue)
+        if job is not None:
+            answers: Answers = []
+            with self.working:
+                self._batch([job], answers)
+            self._answer(answers)
+            self._on_commit(self._position)
+
+    def _queue_up(self, first: Job) -> list[Job]:
+        """Take the queue lock; the jobs that were looked at meanwhile."""
+        self.lock.open()
+        if self.lock.try_acquire():
+            return [first]
+        self._watchdog.begin(first)
+        try:
+            self.lock.acquire()
+        finally:
+            jobs = self._watchdog.end()
+        return jobs
+
+    def _rest(self, count: int) -> list[Job]:
+        """What is in the queue now."""
+        jobs: list[Job] = []
+        try:
+            while len(jobs) < count:
+                jobs.append(self._queue.get_nowait())
+        except queue.Empty:
+            pass
+        return jobs
+
+    def _taken(self, jobs: list[Job]) -> list[Job]:
+        """The jobs that are the writer's from now on, requests to stop set aside."""
+        taken = []
+        for job in jobs:
+            if isinstance(job, StopJob):
+                self._stops.append(job)
+            elif job.take():
+                taken.append(job)
+        return taken
+
+    def _refuse(self, jobs: list[Job], error: InterlockError, answers: Answers) -> None:
+        """Nothing was done for these, nor for whoever waits behind them."""
+        for job in self._taken(jobs + self._rest(_BATCH)):
+            answers.append((job, copy.copy(error)))
+
+    def _give_up(self, late: list[Job]) -> None:
+        """Answer jobs that the watchdog has taken."""
+        for job in late:
+            job.answer = BackendUnavailableError(
+                f"nothing was written: another process has held {self.lock.path} for longer than"
+                f" {self._options.busy_seconds:g} seconds"
+            )
+        self._wake(late)
+
+    def _answer(self, answers: Answers) -> None:
+        for job, answer in answers:
+            job.answer = answer
+        self._wake([job for job, _ in answers])
+
+    @staticmethod
+    def _wake(jobs: list[Job]) -> None:
+        for job in jobs:
+            job.answered = True
+        wake_all([job.waiter for job in jobs])
+
+    # -- a batch -------------------------------------------------------------------------------------------------------
+    def _batch(self, jobs: list[Job], answers: Answers) -> None:
+        try:
+            connection = self.connection or self._open()
+            connection.execute("BEGIN IMMEDIATE")
+        except Exception as error:
+            self._refuse(jobs, self._failure(error), answers)
+            return
+        taken = self._taken(jobs + self._rest(_BATCH - len(jobs)))
+        try:
+            if taken:
+                self._set_synchronous(connection, all(not job.durable for job in taken))
+                self._decide(connection, taken, answers)
+        except Exception as error:  # a fault of ours must not leave anybody waiting either
+            answers[:] = [(job, self._failure(error)) for job in taken]
+        finally:
+            self._roll_back()
+
+    def _set_synchronous(self, connection: Connection, volatile: bool) -> None:
+        """A batch that the engine may lose in a crash is not synced; the next one that is brings it to the disk
+        too."""
+        wanted = "NORMAL" if volatile and self._options.synchronous == "FULL" else self._options.synchronous
+        if wanted != self._synchronous:
+            connection.execute("ROLLBACK")
+            connection.execute(f"PRAGMA synchronous={wanted}")
+            self._synchronous = wanted
+            connection.execute("BEGIN IMMEDIATE")
+
+    def _decide(self, connection: Connection, jobs: list[Job], answers: Answers, *, careful: bool = False) -> None:
+        batch = Batch(connection, self._opened.store, self._opened.now(), self._known, self._new_id)
+        batch.careful = careful
+        batch.look(list(dict.fromkeys(chain.from_iterable(job.keys() for job in jobs))))
+        results: Answers = []
+        for job in jobs:
+            try:
+                results.append((job, job.perform(batch)))
+            except _REFUSALS as refusal:
+                results.append((job, refusal.with_traceback(None)))
+        if batch.feed or batch.compacted:
+            try:
+                batch.flush()
+            except sqlite3.IntegrityError:
+                if careful:
+                    raise
+                connection.execute("ROLLBACK")
+                connection.execute("BEGIN IMMEDIATE")
+                self._decide(connection, jobs, answers, careful=True)
+                return
+            try:
+                connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                self._decide_anew(error, batch, results, answers)
+                return
+        self._advance(batch)
+        answers += results
+
+    def _advance(self, batch: Batch) -> None:
+        """Note what is known after a batch."""
+        if len(self._known) > _KNOWN:
+            self._known.clear()
+        self._known[batch.head] = batch.head_id
+        for position, identity, _, _ in batch.feed:
+            self._known[position] = identity
+        if batch.feed:
+            written = sum(len(row[3] or b"") for row in batch.feed)
+            written += sum(len(row[VALUE] or b"") for row in batch.changed.values())
+            self._pages += 2 + len(batch.changed) + written // _PAGE_BYTES
+        self._pages += 3 * max(0, batch.head - self._position)
+        self._position = batch.position
+
+    def _new_id(self, now: float) -> bytes:
+        """An id that is nobody's transaction: ordered by time like the others, so that it goes to the end of the
+        index."""
+        return (int(now * 1000) << 80 | self._random_bits(80)).to_bytes(16, "big")
+
+    def _failure(self, error: Exception) -> InterlockError:
+        """Our error for whatever was raised where nothing was written."""
+        if isinstance(error, sqlite3.Error):
+            return failure(error, self.path)
+        if isinstance(error, InterlockError):
+            return error
+        return BackendUnavailableError(f"{self.path} cannot be used: {error!r}")
+
+    # -- trouble -------------------------------------------------------------------------------------------------------
+    def _decide_anew(self, error: sqlite3.Error, batch: Batch, results: Answers, answers: Answers) -> None:
+        """COMMIT has raised."""
+        self._known.clear()
+        self._roll_back()
+        if code_of(error) in (FULL, _BUSY):
+            answers += [(job, failure(error, self.path)) for job, _ in results]
+            return
+        self._drop_connection()
+        try:
+            connection = self._open()
+            found = settle(connection, batch.feed, batch.now)
+            for job, result in results:
+                answers.append((job, _settled(connection, job, result, found, failure(error, self.path))))
+        except (sqlite3.Error, InterlockError) as second:
+            self._drop_connection()
+            answers[:] = [(job, self._unknown(job, result, error, second)) for job, result in results]
+
+    def _unknown(self, job: Job, result: Any, error: sqlite3.Error, second: Exception) -> Exception:
+        if not isinstance(result, Reply):
+            return failure(error, self.path)
+        return CommitUnknownError(
+            f"{self.path}: COMMIT failed ({error}) and so did finding out what became of it ({second})",
+            transaction_id=f"{job.request.transaction:032x}" if isinstance(job, CommitJob) else "",
+        )
+
+    def _roll_back(self) -> None:
+        if self.connection is not None and self.connection.in_transaction:
+            try:
+                self.connection.execute("ROLLBACK")
+            except sqlite3.Error:
+                self._drop_connection()
+
+    def _drop_connection(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            try:
+                connection.close()
+            except sqlite3.Error:
+                pass  # there is nothing more that can be done with it
+
+    # -- opening, checkpoints, closing ---------------------------------------------------------------------------------
+    def _open(self) -> Connection:
+        refuse_place(self.path)
+        connection = connect(self.path, busy_seconds=self._options.busy_seconds, read_only=False)
+        try:
+            facts = prepare(connection, self.path, self._options.synchronous, self._random_bits(64))
+        except BaseException:
+            connection.close()
+            raise
+        self._synchronous = self._options.synchronous
+        self._opened = Opened(int.from_bytes(facts["store"], "big"), float(facts["base"]))
+        self.connection = connection
+        self._on_open(self._opened)
+        return connection
+
+    def _checkpoint(self) -> None:
+        """Copy the write-ahead log into the database, unless another process has lately."""
+        try:
+            reached = self.lock.checkpointed()
+        except OSError:
+            reached = 0
+        if self._checkpointed < reached <= self._position:
+            self._checkpointed = reached
+            self._pages = 3 * (self._position - reached)
+        if self._pages < _PAGES or self.connection is None:
+            return
+        self._pages = 0
+        self._checkpointed = self._position
+        with self.working:
+            try:
+                self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                self.lock.note_checkpoint(self._position)
+            except (sqlite3.Error, OSError):
+                pass  # it is tried again later; the log keeps everything
+
+    def _close_if_asked(self) -> None:
+        if self._stops:
+            with self.working:
+                self._drop_connection()
+
+
+def _settled(connection: Connection, job: Job, result: Any, found: dict[bytes, bool], error: BackendError) -> Any:
+    """The answer to a job of a batch whose COMMIT raised, after everything is decided."""
+    if isinstance(result, Reply):
+        return result if found.get(result.token.detail, True) else error
+    if isinstance(job, FenceJob):
+        identity = job.transaction.to_bytes(16, "big")
+        row = connection.execute("SELECT record IS NOT NULL FROM feed WHERE id = ?", (identity,)).fetchone()
+        return Settled.COMMITTED if row and row[0] else Settled.FENCED
+    return error

@@ -1,0 +1,193 @@
+"""Every cell of the benchmarks runs for a few milliseconds, and what comes out has the form that is promised.
+
+Times are not looked at: a test that depends on the speed of a machine says nothing about the code."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from benchmarks import command, memory, peers, plots, report, scale, sqlite
+from benchmarks.floors.memory import LeastSession, LeastStore, Refused
+from benchmarks.floors.sqlite import LeastRows, SameRows, commit_inline, connect
+from benchmarks.floors.sqlite import Refused as RowsRefused
+from benchmarks.measure import Cell, Figures, Sample, Target, interleave, percentile
+from benchmarks.report import Report
+from benchmarks.workload import VALUE, changed
+
+TASKS, THREADS = (1, 3), (1, 2)
+
+
+def measured(cells: list[Cell], directory: Path, seconds: float = 0.002) -> list[Figures]:
+    steps: list[str] = []
+    found = interleave(cells, seconds=seconds, repetitions=1, directory=directory, step=steps.append)
+    assert steps == [f"{cell.group}: {cell.name}" for cell in cells]
+    assert not list(directory.iterdir()), "a cell leaves nothing behind"
+    for cell, figures in zip(cells, found, strict=True):
+        assert (figures.group, figures.name, figures.floor) == (cell.group, cell.name, cell.floor)
+        assert figures.commits_per_second > 0
+        assert 0 < figures.p50_ms <= figures.p99_ms
+        assert figures.cpu_us > 0
+        floors = [other.name for other in cells if other.floor and other.group == cell.group and other is not cell]
+        assert [ratio.floor for ratio in figures.ratios] == floors
+        assert all(math.isfinite(ratio.median) and ratio.median > 0 for ratio in figures.ratios)
+        judged = {ratio.floor for ratio in figures.ratios if ratio.met is not None}
+        assert judged == {target.floor for target in cell.targets}
+    return found
+
+
+def test_memory_cells(tmp_path: Path) -> None:
+    found = measured(memory.cells(), tmp_path)
+    assert {figures.name for figures in found if not figures.floor} == {
+        "port level", "async session", "async run", "sync session", "sync run"
+    }  # fmt: skip
+
+
+def test_sqlite_cells(tmp_path: Path) -> None:
+    found = measured(sqlite.cells(TASKS, THREADS), tmp_path)
+    assert [figures.group for figures in found if "run" in figures.name] == [
+        sqlite.group_of(count, what) for what, counts in (("task", TASKS), ("thread", THREADS)) for count in counts
+    ]
+
+
+def test_cells_that_are_run_by_default_have_the_task_counts_of_the_targets() -> None:
+    groups = {cell.group for cell in sqlite.cells() if cell.targets}
+    assert {sqlite.group_of(count, "task") for count in (1, 8, 32)} <= groups
+
+
+def test_peers_that_are_installed(tmp_path: Path) -> None:
+    cells = peers.memory_cells() + peers.sqlite_cells((2,), (1, 2))
+    assert "BEGIN IMMEDIATE, retried" in {cell.name for cell in cells}
+    measured(cells, tmp_path)
+
+
+def test_scale(tmp_path: Path) -> None:
+    steps: list[str] = []
+    points = scale.measure(largest=10, versions=10, seconds=0.001, repetitions=1, directory=tmp_path, step=steps.append)
+    assert len(steps) == scale.step_count(10, 10, 1)
+    assert {(point.backend, point.axis, point.count) for point in points} == {
+        (backend, axis, count)
+        for backend in ("memory", "SQLite")
+        for axis, count in (("keys", 10), ("versions", 1), ("versions", 10))
+    }
+    reads_of_old = [point for point in points if point.call == "read the oldest version"]
+    assert {point.axis for point in reads_of_old} == {"versions"}
+    assert all(0 < point.p50_us <= point.p99_us and point.cpu_us > 0 for point in points)
+
+
+def test_sizes() -> None:
+    assert scale.sizes_up_to(1_000_000, 1_000) == [1_000, 10_000, 100_000, 1_000_000]
+    assert scale.sizes_up_to(100, 1) == [1, 10, 100]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Report:
+    def cell(name: str, commits: int, *, floor: bool = False) -> Cell:
+        def measure(seconds: float, directory: Path) -> Sample:
+            return Sample(commits, 1.0, 0.5, [0.001, 0.002, 0.003])
+
+        targets = () if floor else (Target("floor", 0.6),)
+        return Cell("group", name, measure, floor=floor, targets=targets)
+
+    cells = [cell("floor", 100, floor=True), cell("good", 70), cell("bad", 50)]
+    figures = interleave(cells, seconds=1, repetitions=3, directory=tmp_path, step=lambda name: None)
+    points = [scale.Point("memory", "keys", count, "read", 2.0, 3.0, 1.0) for count in (10, 100)]
+    return Report({"command": "x", "cores": 2}, {"seconds": 1}, figures, points)
+
+
+def test_ratios_are_judged(small: Report) -> None:
+    floor, good, bad = small.cells
+    assert floor.ratios == []
+    assert (good.ratios[0].median, good.ratios[0].met) == (0.7, True)
+    assert (bad.ratios[0].median, bad.ratios[0].met) == (0.5, False)
+    assert good.cpu_us == pytest.approx(1e6 * 0.5 / 70)
+    assert (good.p50_ms, good.p99_ms) == (2.0, 3.0)
+
+
+def test_a_table_and_a_file_say_the_same(small: Report, tmp_path: Path) -> None:
+    console = Console(record=True, width=120, file=io.StringIO())
+    report.show(small, console)
+    text = console.export_text()
+    assert "0.70" in text
+    assert "missed" in text
+    small.write(tmp_path / "found.json")
+    found = json.loads((tmp_path / "found.json").read_text("utf-8"))
+    assert [cell["name"] for cell in found["cells"]] == ["floor", "good", "bad"]
+    assert found["cells"][1]["ratios"][0]["met"] is True
+    assert found["scale"][1]["count"] == 100
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_plots(small: Report, tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("matplotlib")
+    made = plots.draw(small, tmp_path / "plots", kind)
+    assert [path.name for path in made] == [f"sqlite-ratios.{kind}", f"sqlite-latencies.{kind}", f"scale.{kind}"]
+    assert all(path.stat().st_size > 1000 for path in made)
+
+
+def test_percentiles() -> None:
+    ordered = [float(number) for number in range(1, 101)]
+    assert (percentile(ordered, 50), percentile(ordered, 99), percentile([7.0], 99)) == (51.0, 100.0, 7.0)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    import typer
+
+    app = typer.Typer()
+    app.command()(command.run)
+    words = ["memory", "--seconds", "0.001", "--repetitions", "1", "--json", str(tmp_path / "found.json")]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "found.json").read_text("utf-8"))
+    assert {"date", "cores", "python", "sqlite", "load_before"} <= found["machine"].keys()
+    assert not any("/" in str(value) for value in found["machine"].values()), "no paths in what may be published"
+    assert CliRunner().invoke(app, ["nothing"]).exit_code != 0
+
+
+# --- the floors are safe, or they would be no floors ------------------------------------------------------------------
+
+
+def test_the_memory_floor_refuses_and_replays() -> None:
+    store = LeastStore()
+    first = store.commit("a", {"k": 0}, {"k": b"1"}, "once")
+    assert store.commit("a", {"k": 0}, {"k": b"1"}, "once") == first
+    with pytest.raises(Refused):
+        store.commit("a", {"k": 0}, {"k": b"2"}, store.new_id())
+    assert store.read("k") == (first, b"1")
+
+
+def test_the_session_floor_refuses_what_was_read_and_has_changed() -> None:
+    async def interleaved(store: LeastStore) -> None:
+        async with LeastSession(store, "outer") as outer:
+            await outer.write("k", await outer.read("k", "nothing") + "!")
+            async with LeastSession(store, "inner") as inner:
+                await inner.write("k", "inner")
+
+    store = LeastStore()
+    with pytest.raises(Refused):
+        asyncio.run(interleaved(store))
+    assert store.records.keys() == {"inner"}
+
+
+@pytest.mark.parametrize("make", [LeastRows, SameRows])
+def test_the_rows_floors_refuse_and_replay(make: type[LeastRows | SameRows], tmp_path: Path) -> None:
+    rows = make()
+    connection = connect(tmp_path / "floor.db")
+    rows.create(connection, ["k"])
+    text, version = rows.read(connection, "k")
+    assert text == VALUE
+    for _ in range(2):
+        commit_inline(connection, rows, "k", changed(text), version, "once")
+    text, newer = rows.read(connection, "k")
+    assert text == changed(VALUE)
+    with pytest.raises(RowsRefused):
+        commit_inline(connection, rows, "k", "x", version, "twice")
+    assert rows.read(connection, "k") == (text, newer)
+    connection.close()
