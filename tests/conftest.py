@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+
 from servers import POSTGRESQL, postgresql_server
 
 

@@ -1,9 +1,9 @@
 """Real servers for the tests, found in the order: environment variable, pip package, system.
 
-A server is started once per run, on a free port of 127.0.0.1, below a new directory of its own; the process that answers
-there has to be the one that was started, and it is stopped by its process id. PostgreSQL refuses to run as root: the
-server then runs as ``nobody``. The packages' own launchers make directories of other people readable for that, so only
-their binaries are used, copied to where ``nobody`` may read them if need be.
+A server is started once per run, on a free port of 127.0.0.1, below a new directory of its own; the process that
+answers there has to be the one that was started, and it is stopped by its process id. PostgreSQL refuses to run as
+root: the server then runs as ``nobody``. The packages' own launchers make directories of other people readable for
+that, so only their binaries are used, copied to where ``nobody`` may read them if need be.
 
 Where there is no server the tests are skipped and say so; with ``CI`` in the environment that is an error.
 """
@@ -127,9 +127,10 @@ class PostgreSQLServer:
             )  # fmt: skip
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not self._answers():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.02)
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError("PostgreSQL does not start: " + (self.directory / "log").read_text()[-2000:])
-            time.sleep(0.02)
 
     def _answers(self) -> bool:
         """Whether the server at our port is the process that we started: it is, if its pid file names both."""

@@ -22,7 +22,7 @@ def backend(postgresql_url: str) -> Iterator[Callable[[], Backend]]:
 
     def make() -> Backend:
         made.append(f"conformance_{os.getpid()}_{next(_numbers)}")
-        return PostgreSQLBackend(postgresql_url, schema=made[-1], pool_size=8)
+        return PostgreSQLBackend(postgresql_url, schema=made[-1], connections=8)
 
     yield make
     with psycopg.connect(postgresql_url, autocommit=True) as connection:

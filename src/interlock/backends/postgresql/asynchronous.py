@@ -11,6 +11,7 @@ the answer, at most ``grace_seconds``, and the cancellation then carries a note 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final
 
@@ -32,15 +33,15 @@ class Connection:
     def __init__(self, raw: Any, texts: dict[str, str]) -> None:
         self.raw = raw
         self._texts = texts
-        self._prepared: dict[str, Any] = {}
+        self.prepared: dict[str, Any] = {}
         self.home = Home(0, 0, 0)
         self.softened = False
 
     async def fetch(self, name: str, arguments: Sequence[Any]) -> list[Row]:
         """Execute a statement."""
-        prepared = self._prepared.get(name)
+        prepared = self.prepared.get(name)
         if prepared is None:
-            prepared = self._prepared[name] = await self.raw.prepare(self._texts[name])
+            prepared = self.prepared[name] = await self.raw.prepare(self._texts[name])
         rows: list[Row] = await prepared.fetch(*arguments)
         return rows
 
@@ -66,10 +67,10 @@ class LoopPool:
     def __init__(self, options: Options, texts: dict[str, str]) -> None:
         self._options = options
         self._texts = texts
-        self._places = asyncio.Semaphore(options.pool_size)
+        self._places = asyncio.Semaphore(options.connections)
         self._free: list[Connection] = []
         self._used: set[Connection] = set()
-        self._closed = False
+        self.closed = False
         self._guard = self._until_the_end()
 
     async def _until_the_end(self) -> AsyncGenerator[None, None]:
@@ -86,17 +87,19 @@ class LoopPool:
         """A connection that is not known to be broken. Raises `BackendUnavailableError`."""
         await self._places.acquire()
         try:
-            while self._free:
-                connection = self._free.pop()
-                if not connection.raw.is_closed():
-                    break
-            else:
-                connection = await self._connect()
+            connection = self._usable() or await self._connect()
         except BaseException:
             self._places.release()
             raise
         self._used.add(connection)
         return connection
+
+    def _usable(self) -> Connection | None:
+        while self._free:
+            connection = self._free.pop()
+            if not connection.raw.is_closed():
+                return connection
+        return None
 
     async def _connect(self) -> Connection:
         options = self._options
@@ -118,7 +121,7 @@ class LoopPool:
         """Give a connection back."""
         self._used.discard(connection)
         self._places.release()
-        if self._closed:
+        if self.closed:
             connection.raw.terminate()
         elif not connection.raw.is_closed():
             self._free.append(connection)
@@ -134,7 +137,7 @@ class LoopPool:
         await self._guard.aclose()
 
     async def _close_all(self) -> None:
-        self._closed = True
+        self.closed = True
         free, self._free = self._free, []
         for connection in free:
             try:
@@ -146,7 +149,7 @@ class LoopPool:
 
     def abandon(self) -> None:
         """From another thread, where the loop may still run: end the connections there."""
-        self._closed = True
+        self.closed = True
         for connection in [*self._free, *self._used]:
             connection.raw.terminate()
 
@@ -179,7 +182,7 @@ class AsyncDriver:
         except RuntimeError:
             raise UsageError("PostgreSQL is used from asyncio, or from interlock.sync") from None
         pool = self._pools.get(loop)
-        if pool is None or pool._closed:
+        if pool is None or pool.closed:
             for other in [other for other in self._pools if other.is_closed()]:
                 self._pools.pop(other, None)
             pool = self._pools[loop] = LoopPool(self._options, self._texts)
@@ -222,8 +225,8 @@ class AsyncDriver:
             try:
                 if soft:
                     await connection.soften()
-                if name not in connection._prepared:
-                    connection._prepared[name] = await connection.raw.prepare(self._texts[name])
+                if name not in connection.prepared:
+                    connection.prepared[name] = await connection.raw.prepare(self._texts[name])
             except BaseException as error:
                 connection.raw.terminate()
                 raise _translated(error, commits=False) from None
@@ -243,20 +246,31 @@ class AsyncDriver:
             if task is None or task.done():
                 pool.release(connection)
             else:
-                task.add_done_callback(lambda done: (done.cancelled() or done.exception(), pool.release(connection)))
+                task.add_done_callback(functools.partial(_release_late, pool, connection))
 
-    async def close(self) -> None:
-        """Close every connection; those of other loops are cut."""
+    def cut(self) -> None:
+        """See `interlock.backends.postgresql.home.Driver`, as for `close`."""
         self._closed = True
         pools, self._pools = self._pools, {}
         for loop, pool in pools.items():
-            if loop is asyncio.get_running_loop():
-                await pool.close()
-            elif not loop.is_closed():
-                try:
-                    loop.call_soon_threadsafe(pool.abandon)
-                except RuntimeError:  # it has ended meanwhile, and closed them itself
-                    pass
+            try:
+                loop.call_soon_threadsafe(pool.abandon)
+            except RuntimeError:  # it has ended, and closed its connections itself
+                pass
+
+    async def close(self) -> None:
+        """Those of other loops are cut."""
+        own = self._pools.pop(asyncio.get_running_loop(), None)
+        self.cut()
+        if own is not None:
+            await own.close()
+
+
+def _release_late(pool: LoopPool, connection: Connection, task: asyncio.Task[Any]) -> None:
+    """A commit that nobody waits for any more has ended."""
+    if not task.cancelled():
+        task.exception()
+    pool.release(connection)
 
 
 async def _wait_out(task: asyncio.Task[Any], seconds: float) -> None:

@@ -27,7 +27,7 @@ from interlock.backends.postgresql.tokens import (
     parsed,
 )
 from interlock.backends.postgresql.waiting import News
-from interlock.errors import InterlockError, SnapshotTooOldError, UsageError
+from interlock.errors import SnapshotTooOldError, UsageError
 from interlock.model import (
     NONCE_MASK,
     Author,
@@ -59,7 +59,7 @@ class PostgreSQLBackend:
     """A store in a schema of a PostgreSQL database (13 or newer); see `interlock.ports.Backend` for the methods.
 
     ``dsn`` is a ``postgresql://`` URL. Nothing is connected before the first use; the schema is then made if it is
-    missing. ``pool_size`` is the most connections of each event loop (of the blocking leaf: in all).
+    missing. ``connections`` is the most connections of each event loop (of the blocking leaf: in all).
     ``durability="fsync"`` refuses a server that acknowledges commits before they are on disk; "none" takes any.
     ``grace_seconds`` is how long a cancelled caller waits for the answer to a commit that was sent,
     ``connect_seconds`` how long for a new connection. Raises `UsageError` for options that make no sense.
@@ -73,7 +73,7 @@ class PostgreSQLBackend:
         dsn: str,
         *,
         schema: str = "interlock",
-        pool_size: int = 10,
+        connections: int = 10,
         durability: str = "fsync",
         grace_seconds: float = 5.0,
         connect_seconds: float = 10.0,
@@ -84,15 +84,17 @@ class PostgreSQLBackend:
             raise UsageError("dsn is a URL such as 'postgresql://user@host/database'")
         if durability not in DURABILITIES:
             raise UsageError(f"durability is one of {', '.join(DURABILITIES)}, not {durability!r}")
-        if pool_size < 1 or not grace_seconds >= 0 or not connect_seconds > 0:
-            raise UsageError("pool_size is at least 1, grace_seconds at least 0, connect_seconds more than 0")
-        options = Options(dsn, schema, pool_size, durability, float(grace_seconds), float(connect_seconds))
-        self._join(options, AsyncRuntime() if runtime is None else runtime, News())
+        if connections < 1 or not grace_seconds >= 0 or not connect_seconds > 0:
+            raise UsageError("connections is at least 1, grace_seconds at least 0, connect_seconds more than 0")
+        options = Options(dsn, schema, connections, durability, float(grace_seconds), float(connect_seconds))
+        self._join(options, AsyncRuntime() if runtime is None else runtime, News(), [])
 
-    def _join(self, options: Options, runtime: Runtime, news: News) -> None:
+    def _join(self, options: Options, runtime: Runtime, news: News, family: list[PostgreSQLBackend]) -> None:
         self._options = options
         self._runtime = runtime
         self._news = news
+        self._family = family  # a backend and its blocking leaf: closed together
+        family.append(self)
         self._closed = False
         self._last_time = 0.0
         self._driver: Driver = _driver(options, suspends=runtime.suspends)
@@ -324,20 +326,24 @@ class PostgreSQLBackend:
         return len(reads)
 
     async def close(self) -> None:
-        """Close the connections and refuse more. The store is on the server and stays."""
+        """Close the connections, those of the other leaf too, and refuse more. The store is on the server and stays."""
         if not self._closed:
-            self._closed = True
+            for member in self._family:
+                member._closed = True
+                if member is not self:
+                    member._driver.cut()
             self._news.tell()
             await self._driver.close()
 
     def blocking(self) -> PostgreSQLBackend:
-        """The same store for callers that step; closed on its own."""
+        """The same store for callers that step."""
         if self._closed:
             raise UsageError("this store is closed")
-        if not self.suspends:
-            return self
+        for member in self._family:
+            if not member.suspends:
+                return member
         leaf = PostgreSQLBackend.__new__(PostgreSQLBackend)
-        leaf._join(self._options, BlockingRuntime(), self._news)
+        leaf._join(self._options, BlockingRuntime(), self._news, self._family)
         return leaf
 
     def _token(self, row: Row, home: Home) -> Token:
@@ -368,10 +374,12 @@ def _driver(options: Options, *, suspends: bool) -> Driver:
 
         return BlockingDriver(options)
     except ImportError as error:
-        raise UsageError(f"PostgreSQL needs drivers that are not installed ({error.name}): pip install 'interlock[postgresql]'") from None
+        raise UsageError(
+            f"PostgreSQL needs drivers that are not installed ({error.name}): pip install 'interlock[postgresql]'"
+        ) from None
 
 
 def _rebuild(options: Options, suspends: bool) -> PostgreSQLBackend:
     backend = PostgreSQLBackend.__new__(PostgreSQLBackend)
-    backend._join(options, AsyncRuntime() if suspends else BlockingRuntime(), News())
+    backend._join(options, AsyncRuntime() if suspends else BlockingRuntime(), News(), [])
     return backend

@@ -85,7 +85,7 @@ class BlockingDriver:
     def _begin(self) -> None:
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._places = threading.Semaphore(self._options.pool_size)
+        self._places = threading.Semaphore(self._options.connections)
         self._free: list[Connection] = []
 
     async def _acquire(self) -> Connection:
@@ -170,7 +170,7 @@ class BlockingDriver:
             finally:
                 self._release(connection)
 
-    async def close(self) -> None:
+    def cut(self) -> None:
         """Close every idle connection now and every other one when it is given back."""
         with self._lock:
             self._closed = True
@@ -178,6 +178,10 @@ class BlockingDriver:
         if self._process == os.getpid():
             for connection in free:
                 connection.raw.close()
+
+    async def close(self) -> None:
+        """As `cut`: there is nothing to wait for."""
+        self.cut()
 
 
 def _translated(error: psycopg.Error, *, commits: bool) -> Exception:

@@ -10,7 +10,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from interlock.backends.postgresql.tokens import Snapshot, from_detail
-from interlock.errors import BackendUnavailableError, SchemaMismatchError, SnapshotTooOldError, UnsupportedError, UsageError
+from interlock.errors import (
+    BackendUnavailableError,
+    SchemaMismatchError,
+    SnapshotTooOldError,
+    UnsupportedError,
+    UsageError,
+)
 from interlock.model import Token
 
 SCHEMA_VERSION: Final = 1
@@ -25,7 +31,7 @@ class Options(NamedTuple):
 
     dsn: str
     schema: str
-    pool_size: int
+    connections: int
     durability: str
     grace_seconds: float
     connect_seconds: float
@@ -57,8 +63,11 @@ class Driver(Protocol):
         """Execute a statement in a transaction of its own. ``at`` must be a token that the connection admits;
         ``commits``: it is not repeated, not cancelled, and its loss is unknown; ``soft``: it may be lost in a crash."""
 
+    def cut(self) -> None:
+        """End every connection without waiting, from any thread, and refuse more."""
+
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, and refuse more."""
 
 
 Execute = Callable[[str], Awaitable[Any]]

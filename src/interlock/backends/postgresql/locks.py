@@ -108,7 +108,7 @@ class Plan:
         for prefixes in above.values():
             self._prefix(prefixes, exclusive=False)
         if len(self._prefixes) + len(self._keys) > LOCKS:
-            self._prefixes = {prefix: True for prefix in {cuts(prefix)[0] for prefix in self._prefixes}}
+            self._prefixes = dict.fromkeys({cuts(prefix)[0] for prefix in self._prefixes}, True)
             self._keys = {key: mode for key, mode in self._keys.items() if not above.get(key)}
         wanted: dict[int, bool] = {}
         for prefix, exclusive in self._prefixes.items():
@@ -119,7 +119,9 @@ class Plan:
 
     def _escalate(self, above: dict[Key, tuple[bytes, ...]]) -> None:
         """Lock a prefix instead of many keys directly below it."""
-        parents = {key: prefixes[-2] if len(prefixes) > 1 else prefixes[-1] for key, prefixes in above.items() if prefixes}
+        parents = {
+            key: prefixes[-2] if len(prefixes) > 1 else prefixes[-1] for key, prefixes in above.items() if prefixes
+        }
         crowded = {parent for parent, count in Counter(parents.values()).items() if count > KEYS_PER_PREFIX}
         for key, parent in parents.items():
             if parent in crowded:

@@ -24,7 +24,9 @@ RECORD: Final = """t.position, t.id, t.at, t.agent, t.record, t.cleared, t.absen
     LEFT JOIN {s}.entry e ON e.key = u.key AND e.position = t.position
     LEFT JOIN {s}.superseded o ON o.key = u.key AND o.position = t.position ORDER BY u.place) AS put, t.state"""
 
-_JUDGED = "$1::bigint, $2::bigint[], $3::int, $4::bytea[], $5::bigint[], $6::bigint[], $7::bool[], $8::bytea[], $9::bytea[]"
+_JUDGED = (
+    "$1::bigint, $2::bigint[], $3::int, $4::bytea[], $5::bigint[], $6::bigint[], $7::bool[], $8::bytea[], $9::bytea[]"
+)
 
 _TEXTS: Final[dict[str, str]] = {
     "hello": """SELECT h.store, h.epoch, h.floor_epoch, m.version, current_setting('fsync'),
@@ -103,7 +105,8 @@ _TEXTS: Final[dict[str, str]] = {
         ORDER BY position DESC LIMIT $2::bigint) v
       LEFT JOIN {s}.transaction t ON t.position = v.position ORDER BY v.position DESC""",
     "expired": """SELECT key, position, nonce FROM {s}.entry
-      WHERE expires_at <= extract(epoch FROM clock_timestamp()) AND value IS NOT NULL ORDER BY expires_at LIMIT $1::bigint""",
+      WHERE expires_at <= extract(epoch FROM clock_timestamp()) AND value IS NOT NULL
+      ORDER BY expires_at LIMIT $1::bigint""",
     "due": """SELECT position, at FROM {s}.transaction WHERE position < $1::bigint AND position <> ALL ($2::bigint[])
       ORDER BY position LIMIT $3::bigint""",
     "compact": "SELECT {s}.compact($1::bigint, $2::bigint[], $3::bigint, $4::bigint[], $5::int)",

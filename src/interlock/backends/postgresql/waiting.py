@@ -1,5 +1,6 @@
-"""Waiting for news. A look at the store at short intervals is the truth; a commit through the same store object wakes at
-once. NOTIFY inside a commit would take a lock of the whole database over the commit's sync and halve everybody's rate.
+"""Waiting for news. A look at the store at short intervals is the truth; a commit through the same store object wakes
+at once. NOTIFY inside a commit would take a lock of the whole database over the commit's sync and halve everybody's
+rate.
 """
 
 from __future__ import annotations
