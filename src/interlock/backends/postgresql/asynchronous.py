@@ -18,13 +18,13 @@ from typing import Any, Final
 import asyncpg
 
 from interlock.backends.postgresql import failures
-from interlock.backends.postgresql.home import Home, Options, Row, check_server, welcome
+from interlock.backends.postgresql.home import REPEATS, Home, Options, Row, check_server, welcome
 from interlock.backends.postgresql.schema import ensure
 from interlock.backends.postgresql.statements import statements
-from interlock.errors import BackendUnavailableError, InterlockError, UsageError
+from interlock.errors import InterlockError, UsageError
 from interlock.model import Token
 
-_BROKEN: Final = (asyncpg.InterfaceError, OSError, TimeoutError, asyncio.IncompleteReadError)
+_BROKEN: Final = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 
 
 class Connection:
@@ -193,7 +193,7 @@ class AsyncDriver:
         self, name: str, arguments: Sequence[Any], *, at: Token | None = None, commits: bool = False, soft: bool = False
     ) -> tuple[list[Row], Home]:
         """See `interlock.backends.postgresql.home.Driver`."""
-        repeated = False
+        repeats = REPEATS
         while True:
             pool = await self._pool()
             connection = await pool.acquire()
@@ -207,11 +207,13 @@ class AsyncDriver:
                 connection.raw.terminate()
                 raise
             except (asyncpg.PostgresError, *_BROKEN) as error:
-                translated = _translated(error, commits=False)
-                if repeated or not isinstance(translated, BackendUnavailableError) or not connection.raw.is_closed():
-                    raise translated from None
-                repeated = True
-                pool.distrust()
+                lost = failures.is_lost(getattr(error, "sqlstate", None))
+                if lost:
+                    connection.raw.terminate()
+                    pool.distrust()
+                if repeats == 0 or not lost:
+                    raise _translated(error, commits=False) from None
+                repeats -= 1
             finally:
                 pool.release(connection)
 
@@ -285,6 +287,7 @@ def _ending(task: asyncio.Task[Any]) -> str:
         return "the commit had begun and has not ended yet; it may or may not happen"
     error = task.exception()
     if error is None:
-        return f"the commit had begun and was not abandoned: it {'was done' if task.result()[0][0] == 0 else 'was refused'}"
+        ended = "was done" if task.result()[0][0] == 0 else "was refused"
+        return f"the commit had begun and was not abandoned: it {ended}"
     shown = error if isinstance(error, InterlockError) else _translated(error, commits=True)
     return f"the commit had begun and was not abandoned: it raised {shown!r}"

@@ -16,10 +16,10 @@ from typing import Any, Final
 import psycopg
 
 from interlock.backends.postgresql import failures
-from interlock.backends.postgresql.home import Home, Options, Row, check_server, welcome
+from interlock.backends.postgresql.home import REPEATS, Home, Options, Row, check_server, welcome
 from interlock.backends.postgresql.schema import ensure
 from interlock.backends.postgresql.statements import statements
-from interlock.errors import BackendUnavailableError, UsageError
+from interlock.errors import UsageError
 from interlock.model import Token
 
 _inherited: Final[list[Any]] = []
@@ -143,7 +143,7 @@ class BlockingDriver:
         self, name: str, arguments: Sequence[Any], *, at: Token | None = None, commits: bool = False, soft: bool = False
     ) -> tuple[list[Row], Home]:
         """See `interlock.backends.postgresql.home.Driver`."""
-        repeated = False
+        repeats = REPEATS
         while True:
             connection = await self._acquire()
             sent = False
@@ -155,13 +155,12 @@ class BlockingDriver:
                 sent = commits
                 return connection.fetch(name, arguments), connection.home
             except psycopg.Error as error:
-                translated = _translated(error, commits=sent)
-                if failures.is_lost(error.sqlstate):
+                lost = failures.is_lost(error.sqlstate)
+                if lost:
                     connection.raw.close()
-                    if not sent and not repeated and isinstance(translated, BackendUnavailableError):
-                        repeated = True
-                        continue
-                raise translated from None
+                if sent or repeats == 0 or not lost:
+                    raise _translated(error, commits=sent) from None
+                repeats -= 1
             except (KeyboardInterrupt, SystemExit) as interrupt:
                 connection.raw.close()
                 if sent:

@@ -22,6 +22,8 @@ from interlock.model import Token
 SCHEMA_VERSION: Final = 1
 OLDEST_SERVER: Final = 130000
 DURABILITIES: Final = ("fsync", "none")
+REPEATS: Final = 3
+"""How often a statement that is no commit is sent again when its connection breaks."""
 
 Row = Sequence[Any]
 

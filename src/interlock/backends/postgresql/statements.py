@@ -76,12 +76,14 @@ _TEXTS: Final[dict[str, str]] = {
       ORDER BY i.key {{order}}""",
     "commit": """SELECT * FROM {s}.commit($1::bytea, $2::bigint, $3::text, $4::int, $5::bytea, $6::bigint, $7::bigint[],
       $8::bigint[], $9::int, $10::bytea[], $11::bigint[], $12::bigint[], $13::bool[], $14::bytea[], $15::bytea[],
-      $16::bytea[], $17::bytea[], $18::bytea[], $19::bytea[], $20::float8[], $21::bool[], $22::bytea[], $23::int[],
-      $24::bigint[], $25::bigint[], $26::bytea[], $27::int[], $28::bytea[], $29::bytea[], $30::bytea[], $31::bytea[])""",
+      $16::bytea[], $17::bytea[], $18::bytea[], $19::bytea[], $20::float8[], $21::bool[], $22::bytea[],
+      $23::int[], $24::bigint[], $25::bigint[], $26::bytea[], $27::int[], $28::bytea[],
+      $29::bytea[], $30::bytea[], $31::bytea[])""",
     "validate": f"""SELECT m.horizon_max, m.horizon_open, h.seen, h.newest, h.clock, n.id,
         j.x_i, j.x_key, j.x_position, j.x_nonce, j.x_value, j.x_expires_at, j.x_id, j.x_agent, j.x_at,
         f.f_position, f.f_nonce, f.f_value, f.f_expires_at
-      FROM ({_HEAD}) h CROSS JOIN {{s}}.meta m CROSS JOIN {{s}}.judge({_JUDGED}) j CROSS JOIN {{s}}.fetched($10::bytea[]) f
+      FROM ({_HEAD}) h CROSS JOIN {{s}}.meta m CROSS JOIN {{s}}.judge({_JUDGED}) j
+        CROSS JOIN {{s}}.fetched($10::bytea[]) f
         LEFT JOIN {{s}}.transaction n ON n.position = h.newest""",
     "settle": "SELECT {s}.settle($1::bytea, $2::bool)",
     "outcome": f"SELECT {RECORD} FROM {{s}}.transaction t WHERE t.id = $1::bytea AND t.state = 1",

@@ -36,7 +36,7 @@ BEGIN
   next := next + width;
   IF kind = 'unsigned' THEN value := to_jsonb(big); RETURN;
   ELSIF kind = 'signed' THEN
-    value := to_jsonb(CASE WHEN big >= 2::numeric ^ (8 * width - 1) THEN big - 2::numeric ^ (8 * width) ELSE big END);
+    value := to_jsonb(CASE WHEN big >= 2::numeric ^ (8 * width - 1) THEN round(big - 2::numeric ^ (8 * width)) ELSE big END);
     RETURN;
   ELSIF kind = 'float' THEN
     value := to_jsonb(CASE WHEN big >= 9223372036854775808 THEN -1 ELSE 1 END
@@ -79,7 +79,7 @@ BEGIN
 END $$;
 
 -- A stored value as JSON.
-CREATE FUNCTION @schema@.shown(raw bytea) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE AS $$
+CREATE FUNCTION @schema@.shown(raw bytea) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE STRICT AS $$
 DECLARE
   tag text := chr(get_byte(raw, 0));
   place integer := 1;
@@ -137,7 +137,7 @@ BEGIN
       FOR i IN 1 .. size LOOP
         big := big * 256 + get_byte(raw, place + 1 + i);
       END LOOP;
-      found := to_jsonb(CASE WHEN get_byte(raw, place) = 31 THEN big - 256::numeric ^ size + 1 ELSE big END);
+      found := to_jsonb(CASE WHEN get_byte(raw, place) = 31 THEN round(big - 256::numeric ^ size + 1) ELSE big END);
       place := place + 2 + size;
     END IF;
     parts := parts || jsonb_build_array(found);
