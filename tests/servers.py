@@ -114,7 +114,19 @@ class PostgreSQLServer:
             raise RuntimeError(f"{program} has failed: {done.stderr[-2000:]}")
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
+        """Start it and wait until it answers. After a kill its memory may be in use for a moment: it tries again."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        self._launch()
+        while not self._answers():
+            assert self.process is not None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.02)
+            if time.monotonic() > deadline:
+                raise RuntimeError("PostgreSQL does not start: " + (self.directory / "log").read_text()[-2000:])
+            if self.process.poll() is not None:
+                self._launch()
+
+    def _launch(self) -> None:
         settings = {
             "listen_addresses": "127.0.0.1", "unix_socket_directories": str(self.directory), "max_connections": "200",
             "shared_buffers": "64MB", "logging_collector": "off",
@@ -125,12 +137,6 @@ class PostgreSQLServer:
                 [str(self._binaries / "postgres"), "-D", self._data, "-p", str(self._port), *options],
                 stdout=log, stderr=log, cwd="/", start_new_session=True, **self._identity(),
             )  # fmt: skip
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not self._answers():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(0.02)
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError("PostgreSQL does not start: " + (self.directory / "log").read_text()[-2000:])
 
     def _answers(self) -> bool:
         """Whether the server at our port is the process that we started: it is, if its pid file names both."""
@@ -154,13 +160,17 @@ class PostgreSQLServer:
 
     def _stop(self, how: signal.Signals) -> None:
         process, self.process = self.process, None
-        if process is not None and process.poll() is None:
-            children = _children(process.pid) if how is signal.SIGKILL else []
-            process.send_signal(how)
-            process.wait(_PATIENCE_SECONDS)
-            for child in children:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(child, signal.SIGKILL)
+        if process is None or process.poll() is not None:
+            return
+        children: list[int] = []
+        if how is signal.SIGKILL:
+            process.send_signal(signal.SIGSTOP)  # it makes no new ones meanwhile
+            children = _children(process.pid)
+        process.send_signal(how)
+        process.wait(_PATIENCE_SECONDS)
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
 
 
 def _children(parent: int) -> list[int]:

@@ -69,10 +69,10 @@ def test_absent_keys_do_not_skew(postgresql_url: str, schema: str) -> None:
 
 
 def test_no_phantom_enters_a_range(postgresql_url: str, schema: str) -> None:
-    """Seats are taken while fewer than ten are; counting and taking never interleave, whatever the room."""
+    """Seats are taken while fewer than thirty are; counting and taking never interleave, whatever the room."""
 
     async def body(store: Subject) -> None:
-        rooms = 6
+        rooms, seats = 4, 30
         names = itertools.count()
         prefixes = [Span(key("room", room, 0), key("room", room, 1 << 30)) for room in range(rooms)]
 
@@ -80,7 +80,7 @@ def test_no_phantom_enters_a_range(postgresql_url: str, schema: str) -> None:
             room = number % rooms
             while True:
                 page = await store.backend.scan(prefixes[room])
-                if len(page.items) >= 10:
+                if len(page.items) >= seats:
                     return
                 try:
                     await store.commit(
@@ -94,7 +94,7 @@ def test_no_phantom_enters_a_range(postgresql_url: str, schema: str) -> None:
 
         await together(TASKS, take)
         for ends in prefixes:
-            assert len((await store.backend.scan(ends)).items) == 10
+            assert len((await store.backend.scan(ends)).items) == seats
 
     attack(postgresql_url, schema, body)
 

@@ -157,7 +157,7 @@ class LoopPool:
 def _translated(error: BaseException, *, commits: bool) -> BaseException:
     """Our error for the driver's; anything else as it is."""
     if isinstance(error, asyncpg.PostgresError):
-        if commits and error.sqlstate == failures.UNIQUE_VIOLATION:
+        if commits and getattr(error, "constraint_name", None) == failures.ONCE:
             return failures.DuplicateId()
         return failures.failure(error.sqlstate, str(error), commits=commits)
     if isinstance(error, _BROKEN):

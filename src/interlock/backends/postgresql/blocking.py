@@ -185,6 +185,6 @@ class BlockingDriver:
 
 def _translated(error: psycopg.Error, *, commits: bool) -> Exception:
     """Our error for the driver's."""
-    if commits and error.sqlstate == failures.UNIQUE_VIOLATION:
+    if commits and error.diag.constraint_name == failures.ONCE:
         return failures.DuplicateId()
     return failures.failure(error.sqlstate, str(error), commits=commits)

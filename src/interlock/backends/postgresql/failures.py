@@ -18,7 +18,8 @@ from interlock.errors import (
     SchemaMismatchError,
 )
 
-UNIQUE_VIOLATION: Final = "23505"
+ONCE: Final = "transaction_once"
+"""The constraint that lets an id be recorded once."""
 
 _LOST: Final = ("08", "57P01", "57P02", "57P05")
 _RETRYABLE: Final = ("40", "53", "55", "57", "25006", "25P0")
