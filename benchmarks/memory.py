@@ -21,7 +21,7 @@ from interlock.backends.memory import MemoryBackend
 
 LEAST: Final = "floor: function"
 SESSION: Final = "floor: session"
-TARGETS: Final = (Target(LEAST, 4.0),)
+TARGETS: Final = (Target(LEAST, 4.0), Target(SESSION, 4.0))
 """How many times the processor time of a floor a transaction may cost."""
 
 KEYS: Final = keys_of(0)

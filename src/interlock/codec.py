@@ -27,7 +27,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from interlock.errors import LimitExceededError, ValueRefusedError
+from interlock.errors import BackendCorruptError, LimitExceededError, ValueRefusedError
 
 DIGITS: Final = 4000
 """The most decimal digits that an int may have (Python itself refuses to print more than 4,300)."""
@@ -299,7 +299,7 @@ def unframe(raw: bytes, place: int = 1) -> list[bytes]:
 
 
 def thaw(raw: bytes) -> Any:
-    """The value of a stored form: a new object at each call. Raises `ValueError` for bytes that `freeze` never
+    """The value of a stored form: a new object at each call. Raises `BackendCorruptError` for bytes that `freeze` never
     makes."""
     try:
         if raw[:1] == b"m":
@@ -313,9 +313,9 @@ def thaw(raw: bytes) -> Any:
             return Decimal(raw[1:].decode())
         if tag == b"s":
             return {_unpack(row) for row in unframe(raw)}
-    except (msgspec.DecodeError, ArithmeticError, TypeError, RecursionError, LookupError) as error:
-        raise ValueError(f"not a stored value: {error}") from error
-    raise ValueError(f"not a stored value: unknown tag {tag!r}")
+    except (ValueError, ArithmeticError, TypeError, RecursionError, LookupError) as error:
+        raise BackendCorruptError(f"a stored value cannot be read, its bytes are damaged: {error}") from error
+    raise BackendCorruptError(f"a stored value cannot be read, it begins with {tag!r}")
 
 
 def canonical(value: Any) -> bytes:

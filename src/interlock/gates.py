@@ -44,28 +44,34 @@ class Gates:
         self.open: dict[Key, _Gate] = {}
         """Keys that somebody queues for; may be looked at without the mutex as a hint."""
 
-    async def enter(self, key: Key, holder: object) -> None:
-        """Wait for the gate of ``key``; returns when ``holder`` holds it."""
+    async def enter(self, key: Key, holder: object, deadline: float | None = None) -> bool:
+        """Wait for the gate of ``key``; True when ``holder`` holds it, False if the deadline (by the runtime's
+        monotonic clock) came first."""
         now = self._runtime.monotonic
         with self._mutex:
             gate = self.open.get(key)
             if gate is None:
                 self.open[key] = _Gate(holder, now())
-                return
+                return True
             waiter = self._runtime.waiter()
             ticket = (holder, waiter)
             gate.queue.append(ticket)
         try:
             while True:
                 left = gate.since + HOLD_SECONDS - now()
+                if deadline is not None:
+                    left = min(left, deadline - now())
                 await waiter.wait(max(left, 0.01))
                 with self._mutex:
                     if gate.holder is holder:
-                        return
+                        return True
+                    if deadline is not None and now() >= deadline:
+                        gate.queue.remove(ticket)
+                        return False
                     if gate.queue[0] is ticket and now() >= gate.since + HOLD_SECONDS:
                         gate.queue.popleft()
                         gate.holder, gate.since = holder, now()
-                        return
+                        return True
         except BaseException:
             with self._mutex:
                 if ticket in gate.queue:

@@ -161,5 +161,5 @@ class Backend(Protocol):
         """Release everything. May be called again. Nothing acknowledged is lost."""
 
     def blocking(self) -> Backend:
-        """The same store for callers that step: a backend with ``suspends`` False, perhaps itself. Closing either closes
-        both. (Itself with ``suspends`` True: there is none, see `interlock.backends.bridges.Bridged`.)"""
+        """The same store for callers that step: a backend with ``suspends`` False, perhaps itself. Closing either
+        closes both. (Itself with ``suspends`` True: there is none, see `interlock.backends.bridges.Bridged`.)"""

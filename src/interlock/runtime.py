@@ -43,16 +43,19 @@ os.register_at_fork(after_in_child=_shared.reseed)
 class BlockingWaiter:
     """Blocks the calling thread on a lock of its own.
 
-    A new lock for each waiter: one that is used again could be released late, for a job that was given up before."""
+    A new lock for each waiter: one that is used again could be released late, for a job that was given up before. The
+    flag is for a caller who is interrupted between getting the lock and knowing it: the next wait ends at once."""
 
-    __slots__ = ("_lock",)
+    __slots__ = ("_lock", "_woken")
 
     def __init__(self) -> None:
+        self._woken = False
         self._lock = threading.Lock()
         self._lock.acquire()
 
     def wake(self) -> None:
         """Let the waiting thread go on."""
+        self._woken = True
         try:
             self._lock.release()
         except RuntimeError:  # woken before
@@ -60,10 +63,9 @@ class BlockingWaiter:
 
     async def wait(self, timeout_seconds: float | None = None, *, shielded: bool = False) -> bool:
         """Block until woken; a signal handler may raise out of it at any time."""
-        if not self._lock.acquire(timeout=-1 if timeout_seconds is None else max(0.0, timeout_seconds)):
-            return False
-        self._lock.release()  # stays woken
-        return True
+        if not self._woken:
+            self._lock.acquire(timeout=-1 if timeout_seconds is None else max(0.0, timeout_seconds))
+        return self._woken
 
     async def wait_out(self) -> None:
         """Block until woken; an interrupt is raised only then."""

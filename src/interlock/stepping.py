@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, TypeVarTuple, cas
 
 from typing_extensions import deprecated
 
-from interlock.core import handles, scanning, writing
+from interlock.core import extension, handles, memos, scanning, writing
 from interlock.core.cursors import cursor_of
 from interlock.core.isolation import Isolation
 from interlock.core.refusals import transaction_text
@@ -111,7 +111,7 @@ class AgentView(handles.Handle, Generic[V]):
 
     def on(self, resource: SharedResource[W]) -> AgentView[W]:
         """The same view of another resource of the same store."""
-        return type(self)(self._txn, resource._resource)  # type: ignore[return-value]
+        return self._sibling(resource._resource)  # type: ignore[no-any-return]
 
     def _do(self, call: Coroutine[Any, Any, T]) -> T:
         """Step a call to its end; refuse one that begins while another thread is inside this session."""
@@ -170,7 +170,7 @@ class AgentSession(AgentView[V]):
 
     def on(self, resource: SharedResource[W]) -> AgentSession[W]:
         """This session on another resource of the same store."""
-        return type(self)(self._txn, resource._resource)  # type: ignore[return-value]
+        return self._sibling(resource._resource)  # type: ignore[no-any-return]
 
     def write(self, key: Key, value: V) -> None:
         """Put a value. Raises `ValueRefusedError` at once if it cannot be stored exactly."""
@@ -244,11 +244,11 @@ class AgentSession(AgentView[V]):
     def memo(self, fn: Callable[[*Ts], T], *args: *Ts) -> T: ...
     def memo(self, fn: Callable[..., Any], *args: Any) -> Any:  # type: ignore[misc]
         """Call ``fn(*args)`` once for each function and arguments, also over re-runs: the place for model calls."""
-        return self._do(handles.memo(self._txn, fn, args))
+        return self._do(memos.memo(self._txn, fn, args))
 
     def check(self) -> None:
         """`ConflictError` now if anything read has changed, else the snapshot moves forward."""
-        return self._do(self._txn.check())
+        return self._do(extension.check(self._txn))
 
     def doom(self, reason: str) -> None:
         """From now on this session cannot commit; its exit raises `TransactionError` with the reason."""

@@ -32,14 +32,14 @@ from interlock.core.diagnosis import Entry, Outcome
 from interlock.core.engine import Engine
 from interlock.core.isolation import Isolation
 from interlock.core.log import TransactionLog
-from interlock.core.options import NONE_GIVEN, Chosen, Options, SessionOptions, choose
+from interlock.core.options import NONE_GIVEN, Options, SessionOptions, choose
 from interlock.core.retry import RetryPolicy
 from interlock.core.retrying import Retrying
 from interlock.core.running import Committed, Running
 from interlock.core.session import AgentSession, AgentView
 from interlock.core.space import MergeFunction, Resource
 from interlock.core.transaction import Transaction
-from interlock.errors import CommitUnknownError, UsageError
+from interlock.errors import UsageError
 from interlock.keys import UserKey as Key
 from interlock.opening import backend_for, for_async
 from interlock.ports import Backend, Runtime
@@ -154,17 +154,26 @@ class Sessions(Generic[V]):
                     ...
 
         Both managers are needed: the outer one decides whether there is another attempt."""
-        return _attempts(self._engine, self._resource, choose(dict(options) if options else NONE_GIVEN, retries=True))
+        chosen = choose(dict(options) if options else NONE_GIVEN, retries=True)
+        return _Attempts(Retrying(self._engine, self._resource, chosen))
 
 
-async def _attempts(engine: Engine, resource: Resource | None, chosen: Chosen) -> AsyncIterator[Attempt[Any]]:
-    retrying = Retrying(engine, resource, chosen)
-    while True:
-        attempt: Attempt[Any] = Attempt(retrying)
-        yield attempt
-        if attempt._done:
-            return
-        await retrying.pause()
+class _Attempts(AsyncIterator["Attempt[Any]"]):
+    """Attempts until one is done. No generator: who leaves the loop early leaves nothing for an event loop to close."""
+
+    def __init__(self, retrying: Retrying) -> None:
+        self._retrying = retrying
+        self._attempt: Attempt[Any] | None = None
+
+    async def __anext__(self) -> Attempt[Any]:
+        if self._attempt is None:
+            handles.refuse_nested_attempts(self._retrying.engine, self._retrying.chosen)
+        elif self._attempt._over():
+            raise StopAsyncIteration
+        else:
+            await self._retrying.pause()
+        self._attempt = Attempt(self._retrying)
+        return self._attempt
 
 
 class Attempt(Generic[V]):
@@ -179,12 +188,20 @@ class Attempt(Generic[V]):
         self._done = False
         self._entered = False
 
+    def _over(self) -> bool:
+        """Whether there is no other attempt after this one."""
+        if not self._entered:
+            raise UsageError("an attempt was not entered; write `async with attempt, attempt.session() as session:`")
+        return self._done
+
     @property
     def number(self) -> int:
         """Which attempt this is, from 1."""
         return self._retrying.attempt + (0 if self._entered else 1)
 
     async def __aenter__(self) -> Self:
+        if self._entered:
+            raise UsageError("an attempt is entered once")
         self._txn = await self._retrying.begin()
         self._txn.state = READY
         self._entered = True
@@ -194,6 +211,7 @@ class Attempt(Generic[V]):
         """The session of this attempt, to be entered inside it."""
         if self._txn is None or self._session is not None:
             raise UsageError("write `async with attempt, attempt.session() as session:`, one session for each attempt")
+        self._txn.settle = self._retrying.settle
         self._session = AgentSession(self._txn, self._retrying.home)
         handles.prepare(self._session, self._retrying.home, self._retrying.chosen)
         return self._session
@@ -207,9 +225,6 @@ class Attempt(Generic[V]):
         if error is None:
             self._done = True
             return False
-        if isinstance(error, CommitUnknownError):
-            self._done = await self._retrying.settle(txn, error)
-            return True
         return handles.judge(self._retrying, error, txn)
 
 

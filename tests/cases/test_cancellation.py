@@ -98,6 +98,7 @@ def test_R091_interrupts_of_a_synchronous_program(tmp_path: Any) -> None:
         assert found["acknowledged but lost"] == []
         assert found["taken back but there"] == []
         assert found["value"] == found["committed"]
+        assert 120 <= found["interrupts"] <= 150  # a few are lost where Python cannot raise them
 
 
 @awaited

@@ -47,10 +47,10 @@ class Worker:
         """Wait until it could begin."""
         assert self.line() == "ready", "a worker did not come up; see its traceback above"
 
-    def go(self) -> None:
-        """Let it begin."""
+    def go(self, word: str = "go") -> None:
+        """Let it begin, or tell it something else."""
         assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
+        self.process.stdin.write(f"{word}\n")
         self.process.stdin.flush()
 
     def rest(self) -> Iterator[str]:
@@ -66,13 +66,8 @@ class Worker:
         assert self.process.returncode == 0, f"a worker ended with {self.process.returncode}"
         return json.loads(last)
 
-    def kill(self) -> None:
-        """End it with SIGKILL, at whatever it is doing."""
-        self.process.kill()
-        self.end()
-
     def end(self) -> None:
-        """Release the pipes and wait."""
+        """Close the pipes, which is the end of most, and wait."""
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -214,28 +209,35 @@ def interrupted(url: str, times: int, seed: int) -> dict[str, Any]:
     """Commit while another thread sends Ctrl-C at random moments; what the program was told, against the truth."""
     dice, begun = random.Random(seed), list[str]()
     told: dict[str, str] = {}
+    enough: list[bool] = []
+    interrupts = 0
 
     def note_and_add(session: Any) -> None:
         begun.append(session.transaction_id)
         _increment(session, "n")
 
     def interrupt() -> None:
+        never = threading.Event()
         for _ in range(times):
-            seen, spin = len(begun), dice.randrange(2_000)
-            while len(begun) == seen or spin:
-                spin = max(0, spin - 1)
+            seen = len(begun)
+            while len(begun) < seen + 2:
+                never.wait(dice.uniform(0.0, 0.002))
             os.kill(os.getpid(), signal.SIGINT)
+        enough.append(True)
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    threading.Thread(target=_end_with_the_test, daemon=True).start()
     with interlock.sync.open(url, agent="worker") as store:
         counters = store.resource("counters")
         counters.run(note_and_add)
-        tormentor, interrupts = threading.Thread(target=interrupt, daemon=True), 0
-        tormentor.start()
-        while interrupts < times:
+        threading.Thread(target=interrupt, daemon=True).start()
+        while True:
             try:
-                while True:
+                while not enough:
                     done = counters.run_detailed(note_and_add)
                     told[done.transaction_id] = "acknowledged"
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                break
             except KeyboardInterrupt as error:
                 interrupts += 1
                 if "nothing was written" in " ".join(getattr(error, "__notes__", ())):
@@ -248,7 +250,59 @@ def interrupted(url: str, times: int, seed: int) -> dict[str, Any]:
             "taken back but there": [each for each, what in told.items() if what == "taken back" and truth[each]],
             "committed": sum(truth.values()),
             "value": counters.read("n"),
+            "interrupts": interrupts,
         }
+
+
+def _end_with_the_test() -> None:
+    """Nobody outlives a test that was given up."""
+    sys.stdin.read()
+    os._exit(1)
+
+
+def checksum(name: str, part: str, count: int) -> str:
+    """What belongs under one part's key when ``count`` commits were made; long enough for several pages."""
+    return f"{name} {part} {count} " * 60
+
+
+def write_until_told(url: str, name: str) -> dict[str, Any]:
+    """Commit several keys at a time until told to stop; how often, and what went wrong."""
+    errors: list[str] = []
+    count = 0
+    with interlock.sync.open(url, agent=name) as store:
+        ledger = store.resource("ledger")
+        begin()
+        enough = threading.Thread(target=sys.stdin.readline, daemon=True)
+        enough.start()
+        while enough.is_alive():
+            try:
+                count = ledger.run(_write_all, name)
+            except Exception as error:
+                errors.append(repr(error))
+    return {"errors": errors, "count": count}
+
+
+def write_until_killed(url: str) -> None:
+    """For each name that is read, a forked child that commits and says so after each commit, until it is killed."""
+    say("ready")
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            ledger = interlock.sync.open(url, agent=line.strip()).resource("ledger")
+            while True:
+                say(str(ledger.run(_write_all, line.strip())))
+        say(f"child {child}")
+        os.waitpid(child, 0)
+        say("dead")
+
+
+def _write_all(session: Any, name: str) -> int:
+    count: int = session.read((name, "count"), 0) + 1
+    session.write((name, "count"), count)
+    for part in ("a", "b", "c"):
+        session.write((name, part), checksum(name, part, count))
+    session.add("total", 1)
+    return count
 
 
 JOBS: dict[str, Callable[..., Any]] = {
@@ -258,6 +312,8 @@ JOBS: dict[str, Callable[..., Any]] = {
     "open_together": open_together,
     "fork_and_write": fork_and_write,
     "interrupted": interrupted,
+    "write_until_told": write_until_told,
+    "write_until_killed": write_until_killed,
 }
 
 

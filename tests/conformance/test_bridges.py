@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -17,11 +19,12 @@ import trio
 from interlock.backends import bridges
 from interlock.backends.bridges import Bridged, Delegate, Threaded
 from interlock.backends.memory import MemoryBackend
+from interlock.backends.sqlite import SQLiteBackend
 from interlock.errors import CommitUnknownError, UsageError
 from interlock.model import CommitRequest, Token
 from interlock.ports import Backend
 from interlock.testing.conformance import *  # noqa: F403
-from interlock.testing.conformance.world import Subject, key, put, step
+from interlock.testing.conformance.world import Subject, World, key, put, step
 
 T = TypeVar("T")
 
@@ -55,16 +58,16 @@ class Suspending(Delegate):
         return self
 
 
-_FACTORIES: dict[str, Callable[[], Backend]] = {
-    "threaded": lambda: Threaded(MemoryBackend().blocking()),
-    "bridged": lambda: Bridged(Suspending(MemoryBackend())),
-    "suspending": lambda: Suspending(MemoryBackend()),
-}
-
-
-@pytest.fixture(params=list(_FACTORIES))
-def backend(request: pytest.FixtureRequest) -> Callable[[], Backend]:
-    return _FACTORIES[request.param]
+@pytest.fixture(params=["threaded", "bridged"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    """Each bridge in the world that it is for; the other world would see only what lies behind it."""
+    numbers = itertools.count()
+    if request.param == "threaded":
+        made = World("awaited", lambda: Threaded(SQLiteBackend(tmp_path / f"{next(numbers)}.db").blocking()))
+    else:
+        made = World("stepped", lambda: Suspending(MemoryBackend()))
+    yield made
+    made.close()
 
 
 class Held(Delegate):
@@ -298,23 +301,45 @@ def test_a_bridge_that_nobody_holds_ends_its_thread() -> None:
     assert not thread.is_alive()
 
 
+def _in_child(check: Callable[[], bool]) -> bool:
+    """Fork, run the check in the child, and say what came of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads: as meant here
+        child = os.fork()
+    if child == 0:
+        good = False
+        try:
+            good = check()
+        finally:
+            os._exit(0 if good else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_a_bridge_refuses_in_a_forked_child() -> None:
     backend = Bridged(Suspending(MemoryBackend()))
     step(backend.snapshot())
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # Python 3.12 warns of forks beside threads: that is the case
-        child = os.fork()
-    if child == 0:
-        try:
+
+    def check() -> bool:
+        with pytest.raises(UsageError, match="open one in the child"):
             step(backend.snapshot())
-        except UsageError as error:
-            os._exit(0 if "open one in the child" in str(error) else 2)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return True
+
+    assert _in_child(check)
     step(backend.close())
+
+
+def test_a_forked_child_has_threads_of_its_own(tmp_path: Path) -> None:
+    backend = Threaded(SQLiteBackend(tmp_path / "store.db").blocking())
+    store = Subject(backend)
+
+    async def add(name: str) -> dict[bytes, Any]:
+        await store.commit({key(name): put(1)})
+        return await store.listing()
+
+    asyncio.run(add("a"))
+    assert _in_child(lambda: asyncio.run(add("b")) == {key("a"): 1, key("b"): 1})
+    assert asyncio.run(add("c")) == {key("a"): 1, key("b"): 1, key("c"): 1}
+    asyncio.run(backend.close())
 
 
 def test_a_backend_that_suspends_needs_no_threads() -> None:

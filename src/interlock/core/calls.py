@@ -18,7 +18,7 @@ from interlock.errors import UsageError
 
 T = TypeVar("T")
 
-ACTIVE, READY, DOOMED, COMMITTED, ROLLED_BACK, LEFT_BEHIND, BUSY, CHECKING, SENDING = range(9)
+ACTIVE, READY, DOOMED, COMMITTED, ROLLED_BACK, LEFT_BEHIND, BUSY, CHECKING, SENDING, LEFT = range(10)
 _STATES: Final = (
     "active",
     "not entered yet",
@@ -29,8 +29,9 @@ _STATES: Final = (
     "busy with another call: a session is used by one task or thread at a time",
     "being committed",
     "being committed",
+    "already left; what it did is part of the session that it had joined",
 )
-ENDED: Final = (COMMITTED, ROLLED_BACK, LEFT_BEHIND)
+ENDED: Final = (COMMITTED, ROLLED_BACK, LEFT_BEHIND, LEFT)
 LIVE: Final = (ACTIVE, BUSY, CHECKING)
 
 

@@ -19,6 +19,7 @@ from interlock.core import idempotency, refusals
 from interlock.core import isolation as modes
 from interlock.core.calls import ACTIVE, CHECKING, COMMITTED, DOOMED, ROLLED_BACK, SENDING
 from interlock.core.engine import HOUSEKEEPING_COMMITS
+from interlock.core.rules import Rules
 from interlock.core.space import Space
 from interlock.core.transaction import Transaction
 from interlock.errors import CommitUnknownError, ConflictError, InvariantError, LimitExceededError
@@ -46,10 +47,11 @@ _REPAIRS = 100
 class Replay(BaseException):
     """The record of an idempotency key is there: the work was done before. Never leaves the library."""
 
-    def __init__(self, result: Any, transaction_id: str) -> None:
+    def __init__(self, result: Any, transaction_id: str, *, ran: bool = True) -> None:
         super().__init__()
         self.result = result
         self.transaction_id = transaction_id
+        self.ran = ran
 
 
 async def commit(txn: Transaction) -> Reply | None:
@@ -66,17 +68,17 @@ async def commit(txn: Transaction) -> Reply | None:
             txn.state = COMMITTED
             return None
         txn.engine.check_generation(txn.generation)
-        if txn.touched is not None or txn.home is None or txn.home.ruled:
-            for space in txn.spaces():
-                if space.ruled and _writes_to(txn, space):
-                    space.admit_writer()
-                    await _check_invariants(txn, space)
+        home = txn.home
+        if txn.touched is None and home is not None and not home.rules.ruled:
+            rules = [home.rules]
+        else:
+            rules = await _abide(txn)
         if txn.deadline is not None:
             txn.check_time()
         txn.state = SENDING
         if txn.token is None:
             await txn.need_token()
-        reply = txn.reply = await _send(txn)
+        reply = txn.reply = await _send(txn, rules)
         txn.state = COMMITTED
     except BaseException as error:
         txn.state, txn.error = ROLLED_BACK, error
@@ -100,14 +102,29 @@ def _writes_to(txn: Transaction, space: Space) -> bool:
     return any(span.start.startswith(prefix) for span in txn.clears or ())
 
 
-async def _check_invariants(txn: Transaction, space: Space) -> None:
+async def _abide(txn: Transaction) -> list[Rules]:
+    """Hold the transaction to the rules of every space that takes part, those that an invariant reads included; the
+    rules by which it was judged, which its request expects to be in force."""
+    picked: list[Rules] = []
+    while len(picked) < len(txn.spaces()):
+        rules = txn.spaces()[len(picked)].rules
+        picked.append(rules)
+        if rules.ruled:
+            rules.admit(txn.mode, txn.isolation)
+            if _writes_to(txn, rules.space):
+                rules.admit_writer()
+                await _check_invariants(txn, rules)
+    return picked
+
+
+async def _check_invariants(txn: Transaction, rules: Rules) -> None:
     """Evaluate each invariant over the transaction's own view. What it reads is validated in every mode."""
     if txn.invariant_reads is None:
         if txn.mode == modes.NONE:
             txn.token = await txn.alone(txn.backend.snapshot())
         txn.invariant_reads, txn.invariant_spans = set(), []
     txn.state = CHECKING
-    for name, (check, resource) in list(space.invariants.items()):
+    for name, (check, resource) in rules.invariants.items():
         answer: Any = check(txn.engine.make_view(txn, resource))
         if hasattr(answer, "__await__"):
             answer = await answer
@@ -116,10 +133,10 @@ async def _check_invariants(txn: Transaction, space: Space) -> None:
             txn.raise_doom()
         if not answer:
             raise InvariantError(
-                f"invariant {name!r} of resource {space.name!r} would be broken",
+                f"invariant {name!r} of resource {rules.space.name!r} would be broken",
                 transaction_id=refusals.transaction_text(txn.id),
                 invariant=name,
-                resource=space.name,
+                resource=rules.space.name,
             )
     txn.state = ACTIVE
 
@@ -129,20 +146,24 @@ class _Sending:
     """One decision on its way: what is fixed about it, and the guards that may be learnt anew."""
 
     txn: Transaction
+    rules: list[Rules]
     records: dict[Key, Put]
     fingerprints: dict[Key, bytes]
     record_expectations: dict[Key, Expectation]
     published: list[tuple[Space, Put]]
 
 
-async def _send(txn: Transaction) -> Reply:
-    sending = _prepare(txn)
+async def _send(txn: Transaction, rules: list[Rules]) -> Reply:
+    sending = _prepare(txn, rules)
     for _ in range(_REPAIRS):
-        request = _plain_request(txn) if sending is None else await _request(sending)
+        if sending is None:
+            request = _assemble(txn, txn.writes, {each.key: each.expected for each in rules})
+        else:
+            request = await _request(sending)
         try:
             reply = await txn.backend.commit(request)
         except CommitRefused as refused:
-            sending = sending or _Sending(txn, {}, {}, {}, [])
+            sending = sending or _Sending(txn, rules, {}, {}, {}, [])
             if not await _repair(sending, refused, request):
                 raise txn.conflict(refused.clashes) from None
         except (BoundBroken, MergeRefused) as refused:
@@ -155,15 +176,6 @@ async def _send(txn: Transaction) -> Reply:
                     space.learn(Entry(reply.version, put.value))
             return reply
     raise ConflictError("the rules or merged values of this commit changed again and again; try later")
-
-
-def _plain_request(txn: Transaction) -> CommitRequest:
-    """The request of a transaction that wrote only what its `writes` say: nearly every one."""
-    if txn.touched is None and txn.home is not None:
-        guards = {txn.home.rules_key: txn.home.expected_rules}
-    else:
-        guards = {space.rules_key: space.expected_rules for space in txn.spaces()}
-    return _assemble(txn, txn.writes, guards)
 
 
 def _assemble(txn: Transaction, writes: dict[Key, Write], guards: dict[Key, Expectation]) -> CommitRequest:
@@ -199,13 +211,11 @@ def _assemble(txn: Transaction, writes: dict[Key, Write], guards: dict[Key, Expe
     )  # fmt: skip
 
 
-def _prepare(txn: Transaction) -> _Sending | None:
-    """What has to be kept between repairs; None where there is nothing of the kind."""
-    if txn.records is None and txn.chains is None:
-        home = txn.home
-        if not (home.pending if txn.touched is None and home is not None else any(s.pending for s in txn.spaces())):
-            return None
-    sending = _Sending(txn, {}, {}, {}, [])
+def _prepare(txn: Transaction, rules: list[Rules]) -> _Sending | None:
+    """What has to be kept between repairs; None where there is nothing of the kind: nearly always."""
+    if txn.records is None and txn.chains is None and not any(each.pending for each in rules):
+        return None
+    sending = _Sending(txn, rules, {}, {}, {}, [])
     for key, record in (txn.records or {}).items():
         fingerprint = record.fingerprint
         if fingerprint is None:
@@ -234,10 +244,10 @@ async def _request(sending: _Sending) -> CommitRequest:
     writes = txn.writes
     guards: dict[Key, Expectation] = {}
     sending.published = []
-    for space in txn.spaces():
-        guards[space.rules_key] = space.expected_rules
-        if space.pending:
-            sending.published.append((space, space.publication()))
+    for rules in sending.rules:
+        guards[rules.key] = rules.expected
+        if rules.pending:
+            sending.published.append((rules.space, rules.publication()))
     if sending.records or sending.published or txn.chains:
         writes = {**writes, **sending.records}
         guards.update(sending.record_expectations)
@@ -282,17 +292,25 @@ async def _repair(sending: _Sending, refused: CommitRefused, request: CommitRequ
     found = [key for key in sending.records if key in failed]
     if found:
         await _replay(sending, found)
-    rules = {space.rules_key: space for space in txn.spaces()}
-    learnable = failed & rules.keys()
+    learnable = [number for number, rules in enumerate(sending.rules) if rules.key in failed]
     if learnable:
-        reading = await txn.backend.read(list(learnable))
-        for key, entry in zip(learnable, reading.entries, strict=True):
-            rules[key].learn(entry)
-            rules[key].admit(txn.mode, txn.isolation)
-            if _writes_to(txn, rules[key]):
-                rules[key].admit_writer()
-    repairable = {*found, *learnable, *(txn.chains or {})} - request.reads.keys()
+        await _relearn(sending, learnable)
+    relearnt = [sending.rules[number].key for number in learnable]
+    repairable = {*found, *relearnt, *(txn.chains or {})} - request.reads.keys()
     return all(clash.kind != "range" and clash.key in repairable for clash in refused.clashes)
+
+
+async def _relearn(sending: _Sending, numbers: list[int]) -> None:
+    """Learn rules that others have published meanwhile, and hold the transaction to them. What it was judged by stays:
+    an invariant that was declared here only now was not evaluated, so it counts as unknown."""
+    txn = sending.txn
+    reading = await txn.backend.read([sending.rules[number].key for number in numbers])
+    for number, entry in zip(numbers, reading.entries, strict=True):
+        rules = sending.rules[number] = sending.rules[number].learnt(entry)
+        rules.space.learn(entry, newest=True)
+        rules.admit(txn.mode, txn.isolation)
+        if _writes_to(txn, rules.space):
+            rules.admit_writer()
 
 
 async def _replay(sending: _Sending, found: list[Key]) -> None:
@@ -303,5 +321,10 @@ async def _replay(sending: _Sending, found: list[Key]) -> None:
         if stored is None:  # expired and not compacted yet: it may be replaced, by one of those who try
             sending.record_expectations[key] = modes.expectation(entry)
             continue
+        if record.nested:  # only a part of this transaction was done before: that part must not be done again
+            raise ConflictError(
+                f"idempotency key {record.idempotency_key!r} was used by another transaction meanwhile",
+                transaction_id=refusals.transaction_text(sending.txn.id),
+            )
         idempotency.check_fingerprint(stored.fingerprint, sending.fingerprints[key], record.idempotency_key)
         raise Replay(stored.result, stored.transaction_id)

@@ -124,16 +124,20 @@ class Engine:
         """The transaction that a new session or `run` joins; None where there is none.
 
         Raises `UsageError` in a task or thread that only inherited the context, and for a stronger isolation."""
+        if self.closed:
+            self.check_open()
         open_transaction = current.get()
         if open_transaction is None or open_transaction.engine is not self or detached:
             return None
-        if open_transaction.state in ENDED:
+        if open_transaction.state in ENDED or open_transaction.context is None:  # or interrupted while it was entered
             return None
         if not open_transaction.same_context():
             raise UsageError(
                 "a session of another task or thread is open in this context; await it there, or pass detached=True "
                 "for a transaction of its own"
             )
+        if open_transaction.state:
+            open_transaction.refuse("session or run inside it")
         if isolation is not None and modes.rank(isolation) > open_transaction.mode:
             raise UsageError(
                 f"a nested session cannot ask for {isolation!r} inside one that is {open_transaction.isolation!r}"

@@ -5,15 +5,13 @@ one steps them."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Coroutine
-from types import CellType, FunctionType, TracebackType
+import copy
+from collections.abc import Coroutine
+from types import TracebackType
 from typing import Any, TypeVar
 
-from interlock import codec
 from interlock.core import idempotency, writing
-from interlock.core.calls import ACTIVE, BUSY, CHECKING, COMMITTED, ENDED, READY, ROLLED_BACK, SENDING
+from interlock.core.calls import ACTIVE, BUSY, CHECKING, COMMITTED, ENDED, LEFT, READY, ROLLED_BACK, SENDING
 from interlock.core.commit import Replay, commit
 from interlock.core.cursors import cursor_of
 from interlock.core.engine import Engine
@@ -22,8 +20,8 @@ from interlock.core.refusals import transaction_text
 from interlock.core.retrying import Retrying
 from interlock.core.running import Committed
 from interlock.core.space import Resource
-from interlock.core.transaction import MISSING, Transaction
-from interlock.errors import LimitExceededError, TransactionError, UsageError, ValueRefusedError
+from interlock.core.transaction import MISSING, Settle, Transaction
+from interlock.errors import CommitUnknownError, TransactionError, UsageError
 from interlock.model import Reply
 
 
@@ -36,6 +34,14 @@ class Handle:
         self._txn = transaction
         self._home = resource
         self._mark: writing.Mark | None = None
+
+    def _sibling(self, resource: Resource) -> Any:
+        """The same session on another resource; one that has joined its parent ends with this one."""
+        handle = type(self)(self._txn, resource)
+        if self._mark is not None:
+            handle._mark = self._mark
+            self._mark.handles.append(handle)
+        return handle
 
     def _bound(self, call: str) -> Resource:
         if self._home is None:
@@ -65,90 +71,6 @@ async def exists(txn: Transaction, resource: Resource, key: Any) -> bool:
     return await txn.read(resource, key, MISSING) is not MISSING
 
 
-async def memo(txn: Transaction, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """A result that is kept over re-runs, as a copy of its own for each attempt where it can be stored."""
-    if txn.state:
-        txn.refuse("memo")
-    try:
-        key = memo_key(fn, arguments)
-        if txn.memos is None:
-            txn.memos = {}
-        if key not in txn.memos:
-            value = fn(*arguments)
-            if hasattr(value, "__await__"):
-                if not txn.engine.runtime.suspends:
-                    if inspect.iscoroutine(value):
-                        value.close()
-                    raise UsageError("memo of an async function; use interlock instead of interlock.sync")
-                value = await value
-            txn.memos[key] = _kept(value)
-        kept = txn.memos[key]
-    except BaseException as error:
-        txn.doom(error)
-        raise
-    return codec.thaw(kept.raw) if type(kept) is _Frozen else kept
-
-
-def memo_key(fn: Any, arguments: tuple[Any, ...]) -> Any:
-    """What makes two calls of `memo` the same: the function and its arguments.
-
-    A function that is defined anew at each attempt is the same one if its code is, and what it closes over: equal
-    numbers and texts, the very same objects otherwise."""
-    named: dict[str, Any] = {}
-    while isinstance(fn, functools.partial):
-        fn, arguments, named = fn.func, (*fn.args, *arguments), {**fn.keywords, **named}
-    owner = getattr(fn, "__self__", None)
-    inner = getattr(fn, "__func__", fn)
-    if type(inner) is FunctionType:
-        cells = [_cell(cell) for cell in inner.__closure__ or ()]
-        defaults = [_same(value) for value in (*(inner.__defaults__ or ()), *(inner.__kwdefaults__ or {}).values())]
-        inner = (inner.__code__, id(inner.__globals__), tuple(cells), tuple(defaults))
-    return inner, _Same(owner), codec.canonical([*arguments, named])
-
-
-_PLAIN = (str, int, float, bool, bytes, type(None))
-
-
-class _Same:
-    """An object as part of a key: equal to itself only."""
-
-    __slots__ = ("what",)
-
-    def __init__(self, what: object) -> None:
-        self.what = what
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is _Same and other.what is self.what
-
-    def __hash__(self) -> int:
-        return id(self.what)
-
-
-def _cell(cell: CellType) -> Any:
-    try:
-        return _same(cell.cell_contents)
-    except ValueError:  # not assigned yet
-        return None
-
-
-def _same(value: Any) -> Any:
-    return (type(value), value) if type(value) in _PLAIN else _Same(value)
-
-
-class _Frozen:
-    __slots__ = ("raw",)
-
-    def __init__(self, raw: bytes) -> None:
-        self.raw = raw
-
-
-def _kept(value: Any) -> Any:
-    try:
-        return _Frozen(codec.freeze(value))
-    except (ValueRefusedError, LimitExceededError):
-        return value
-
-
 def doom(txn: Transaction, reason: str) -> None:
     """`AgentSession.doom` of both worlds."""
     if txn.state:
@@ -158,6 +80,8 @@ def doom(txn: Transaction, reason: str) -> None:
 
 def finish(txn: Transaction) -> Coroutine[Any, Any, Reply | None]:
     """Commit; a replay ends the session without writing."""
+    if txn.settle is not None:
+        return _finish_settled(txn, txn.settle)
     return commit(txn) if txn.records is None else _finish_keyed(txn)
 
 
@@ -167,6 +91,15 @@ async def _finish_keyed(txn: Transaction) -> Reply | None:
     except Replay:
         txn.replayed, txn.error = True, None
         return None
+
+
+async def _finish_settled(txn: Transaction, settle: Settle) -> Reply | None:
+    """Commit; a lost reply is settled here, so that a `return` on the way out of the session is not lost with it."""
+    try:
+        return await _finish_keyed(txn)
+    except CommitUnknownError as unknown:
+        await settle(txn, unknown)
+        return txn.reply
 
 
 def leave(txn: Transaction, error: BaseException | None) -> Coroutine[Any, Any, Reply | None] | None:
@@ -196,7 +129,10 @@ def refuse_joined(session: Handle, call: str) -> None:
 def roll_back(session: Handle) -> None:
     """`AgentSession.rollback` of both worlds."""
     if session._mark is not None:
+        if session._txn.state in ENDED:
+            session._txn.refuse("rollback")
         session._mark.restore()
+        _leave_parent(session)
     elif session._txn.state in (*ENDED, BUSY, CHECKING, SENDING):
         session._txn.refuse("rollback")
     else:
@@ -207,6 +143,8 @@ def open_context(session: Handle) -> None:
     """Entering: a new transaction becomes the current one, a joined one sets its mark."""
     txn = session._txn
     if session._mark is not None:
+        if txn.state:
+            txn.refuse("enter")
         session._mark = writing.Mark(txn)
         return
     txn.engine.check_open()
@@ -220,9 +158,19 @@ def close_joined(session: Handle, error: BaseException | None) -> bool:
     """Leaving a joined session; False for one that stands by itself."""
     if session._mark is None:
         return False
-    if error is not None:
+    if error is not None and session._txn.state not in ENDED:
         session._mark.restore()
+    _leave_parent(session)
     return True
+
+
+def _leave_parent(session: Handle) -> None:
+    """A joined session and its handles of other resources end; the parent goes on."""
+    assert session._mark is not None
+    ended = copy.copy(session._txn)
+    ended._id, ended.state = session._txn.id, LEFT
+    for handle in (session, *session._mark.handles):
+        handle._txn = ended
 
 
 class Savepoint:
@@ -260,8 +208,18 @@ def prepare(session: Handle, resource: Resource | None, chosen: Any) -> None:
     txn.records = {**(txn.records or {}), idempotency.record_key(name, idempotency.SESSION, key): record}
 
 
+def refuse_nested_attempts(engine: Engine, chosen: Chosen) -> None:
+    """`attempts` begins transactions of its own. Raises `UsageError` inside an open session."""
+    if engine.parent(detached=chosen.detached) is not None:
+        raise UsageError(
+            "attempts begins transactions of its own; inside a session use run or session, which join it, or pass "
+            "detached=True"
+        )
+
+
 def judge(retrying: Retrying, error: BaseException, txn: Transaction) -> bool:
     """True where a failed attempt is followed by another; raises or returns False where its error goes on."""
+    txn.rollback()
     try:
         retrying.judge(error, txn)
     except BaseException as verdict:

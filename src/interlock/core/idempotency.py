@@ -1,9 +1,9 @@
 """Idempotent commits: the record of a key is written by the very commit that it protects.
 
 A record is an unlisted, expiring system key. It holds the fingerprint of what the key was used for and what the
-function returned. A commit with an idempotency key expects the record ABSENT, so of any number of commits with one
-key at most one succeeds, whatever was lost or repeated on the way; the others find the record and answer with its
-result.
+function returned (plain values, or values of the resource's own type). A commit with an idempotency key expects the
+record ABSENT, so of any number of commits with one key at most one succeeds, whatever was lost or repeated on the
+way; the others find the record and answer with its result.
 
 A key is scoped by the resource and the operation's name: the same text used for another operation is another key. The
 default fingerprint binds the agent and the arguments, by name, whatever the order of a dict's keys and whether they
@@ -23,6 +23,8 @@ from typing import Any, Final
 import msgspec
 
 from interlock import codec, keys
+from interlock.core.space import Resource
+from interlock.core.typed import PLAIN
 from interlock.errors import (
     BackendCorruptError,
     IdempotencyMismatchError,
@@ -33,6 +35,7 @@ from interlock.errors import (
 from interlock.model import Entry, Key, Put
 
 _FINGERPRINT_BYTES = 16
+_SIMPLE: Final = frozenset((str, int, bool, type(None)))
 SESSION: Final = "session"
 """The operation name of a bare session."""
 
@@ -46,18 +49,33 @@ class Record(msgspec.Struct, frozen=True):
     result: Any
     ttl_seconds: float
     transaction_id: str
+    home: Resource | None = None
+    nested: bool = False
 
     def put(self, fingerprint: bytes) -> Put:
         """The write. Raises `ValueRefusedError` if the result cannot be stored."""
         try:
-            frozen = codec.freeze((fingerprint, self.transaction_id, self.result))
+            frozen = codec.freeze((fingerprint, self.transaction_id, self.result, False))
         except (ValueRefusedError, LimitExceededError) as error:
+            typed = self._typed()
+            if typed is not None:
+                frozen = codec.freeze((fingerprint, self.transaction_id, typed, True))
+                return Put(frozen, ttl_seconds=self.ttl_seconds, listed=False)
             raise ValueRefusedError(
                 "what the function returns is kept with its idempotency key, and this cannot be stored: "
                 f"{error.args[0]}",
                 path=getattr(error, "path", "$").replace("$[2]", "$", 1),
             ) from error
         return Put(frozen, ttl_seconds=self.ttl_seconds, listed=False)
+
+    def _typed(self) -> bytes | None:
+        """The result as a value of the resource's own type; None if it is not one."""
+        if self.home is None or self.home.type is PLAIN:
+            return None
+        try:
+            return self.home.freeze(self.result)
+        except (ValueRefusedError, LimitExceededError):
+            return None
 
 
 def record_key(resource_name: str, operation: str, idempotency_key: str) -> Key:
@@ -80,16 +98,22 @@ class Stored(msgspec.Struct, frozen=True):
     fingerprint: bytes
     transaction_id: str
     result: Any
+    typed: bool = False
 
 
-def read_record(entry: Entry | None, at: float) -> Stored | None:
-    """A record as it is stored; None where there is none or it has expired."""
+def read_record(entry: Entry | None, at: float, home: Resource | None) -> Stored | None:
+    """A record as it is stored; None where there is none or it has expired. ``home`` is the resource of the call, for
+    results of its own type."""
     if entry is None or entry.value is None or (entry.expires_at is not None and entry.expires_at <= at):
         return None
     try:
-        return Stored(*codec.thaw(entry.value))
+        stored = Stored(*codec.thaw(entry.value))
     except (ValueError, TypeError) as error:
         raise BackendCorruptError(f"an idempotency record cannot be read: {error}") from error
+    if not stored.typed:
+        return stored
+    result = codec.thaw(stored.result) if home is None else home.thaw(stored.result)
+    return Stored(stored.fingerprint, stored.transaction_id, result)
 
 
 def check_fingerprint(stored: bytes, wanted: bytes, idempotency_key: str) -> None:
@@ -133,12 +157,24 @@ def call_fingerprint(agent: str, fn: Callable[..., Any], arguments: tuple[Any, .
     except TypeError as error:
         raise UsageError(f"{operation_name(inner)} cannot be called like this: {error}") from None
     try:
-        return _digest(("call", agent, values))
+        return _digest_call(agent, values)
     except ValueRefusedError as error:
         raise UsageError(
             f"the arguments of {operation_name(inner)} cannot be part of a fingerprint ({error}); pass ids instead of "
             "objects, or pass idempotency_fingerprint="
         ) from error
+
+
+def _digest_call(agent: str, values: dict[str, Any]) -> bytes:
+    """The digest of a call; texts and small numbers, which nearly all arguments are, take a short way of their own."""
+    if _SIMPLE.issuperset(map(type, values.values())):
+        try:
+            raw = msgspec.msgpack.encode(("plain call", agent, sorted(values.items())))
+        except (ValueError, OverflowError):  # half a surrogate pair, a large int: judged below
+            pass
+        else:
+            return hashlib.blake2b(raw, digest_size=_FINGERPRINT_BYTES).digest()
+    return _digest(("call", agent, values))
 
 
 def _look_through(

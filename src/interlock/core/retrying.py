@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from interlock.core.calls import COMMITTED
 from interlock.core.engine import Engine
 from interlock.core.options import Chosen
 from interlock.core.refusals import transaction_text
@@ -18,7 +19,7 @@ from interlock.errors import (
     InterlockError,
     RetriesExhaustedError,
 )
-from interlock.model import Key, Settled
+from interlock.model import Change, Key, Reply, Settled
 
 _SETTLE_SECONDS = 30.0
 
@@ -47,6 +48,7 @@ class Retrying:
         """The transaction of the first attempt; starts the clocks."""
         txn = self.engine.start(self.home, self.chosen, None)
         self.attempt = 1
+        self.started = self.engine.runtime.monotonic()
         self.deadline = txn.deadline
         return txn
 
@@ -71,9 +73,8 @@ class Retrying:
             raise error
         self.last = cause
         self.memos = txn.memos
-        now = self.engine.runtime.monotonic()
-        self.started = self.started or now
-        if self.attempt >= self.policy.max_attempts or now - self.started >= self.policy.max_seconds:
+        seconds = self.engine.runtime.monotonic() - self.started
+        if self.attempt >= self.policy.max_attempts or seconds >= self.policy.max_seconds:
             raise RetriesExhaustedError(
                 f"gave up after {self.attempt} attempts: {cause}",
                 transaction_id=transaction_text(txn.id),
@@ -101,26 +102,36 @@ class Retrying:
         if seconds > 0:
             await runtime.sleep(seconds)
 
-    async def settle(self, txn: Transaction, unknown: CommitUnknownError) -> bool:
-        """Whether a commit with a lost reply has happened. False: it never will, and another attempt may follow."""
+    async def settle(self, txn: Transaction, unknown: CommitUnknownError) -> None:
+        """Find out whether a commit with a lost reply has happened. `ConflictError`: it never will.
+
+        Raises ``unknown`` again if that cannot be found out in time, or if it is not this transaction's."""
+        if unknown is not txn.unsettled:
+            raise unknown
         runtime = self.engine.runtime
         until = runtime.monotonic() + min(self.policy.max_seconds, _SETTLE_SECONDS)
         if self.deadline is not None:
             until = min(until, self.deadline)
-        settled = await self._ask_outcome(txn, unknown, until)
-        if settled is Settled.COMMITTED:
-            return True
-        if settled is not Settled.FENCED:
+        settled, change = await self._ask_outcome(txn, unknown, until)
+        if settled is Settled.FENCED:
+            raise ConflictError(
+                "the reply to a commit was lost; it had not happened, and cannot any more",
+                transaction_id=transaction_text(txn.id),
+            ) from unknown
+        if settled is not Settled.COMMITTED:
             raise unknown
-        self.judge(ConflictError("the reply to a commit was lost; it had not happened, and cannot any more"), txn)
-        return False
+        txn.state, txn.error = COMMITTED, None
+        if change is not None:
+            txn.reply = Reply(change.version, change.token, change.at)
 
-    async def _ask_outcome(self, txn: Transaction, unknown: CommitUnknownError, until: float) -> Settled:
+    async def _ask_outcome(
+        self, txn: Transaction, unknown: CommitUnknownError, until: float
+    ) -> tuple[Settled, Change | None]:
         runtime = self.engine.runtime
         failures = 1
         while True:
             try:
-                return (await txn.backend.outcome(txn.id, fence=True))[0]
+                return await txn.backend.outcome(txn.id, fence=True)
             except (BackendUnavailableError, CommitUnknownError) as error:
                 failures += 1
                 seconds = backoff_seconds(self.policy, failures, runtime.uniform)

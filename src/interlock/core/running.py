@@ -20,9 +20,11 @@ import msgspec
 from typing_extensions import TypeVar
 
 from interlock.core import idempotency
+from interlock.core import isolation as modes
 from interlock.core.commit import Replay, commit
 from interlock.core.cursors import cursor_of
 from interlock.core.engine import Engine
+from interlock.core.extension import extend
 from interlock.core.idempotency import Record
 from interlock.core.options import DEFAULTS, Chosen
 from interlock.core.refusals import transaction_text
@@ -30,7 +32,7 @@ from interlock.core.retrying import Retrying
 from interlock.core.space import Resource
 from interlock.core.transaction import Transaction, current
 from interlock.core.writing import Mark
-from interlock.errors import CommitUnknownError, UsageError
+from interlock.errors import CommitUnknownError, ConflictError, UsageError
 from interlock.model import Key
 
 T_co = TypeVar("T_co", covariant=True)
@@ -39,9 +41,9 @@ T_co = TypeVar("T_co", covariant=True)
 class Committed(msgspec.Struct, Generic[T_co], frozen=True):
     """A transaction that was done: what its function returned, and how.
 
-    ``attempts`` counts the runs of the function (0 for a replay); ``replayed``: the work had been done before under the
-    same idempotency key, by ``transaction_id``; ``cursor`` is the place in the feed just behind it (None for a
-    transaction that only read, and for a replay)."""
+    ``attempts`` counts the runs of the function (0 if it was found done before it ran); ``replayed``: the work had
+    been done before under the same idempotency key, by ``transaction_id``; ``cursor`` is the place in the feed just
+    behind it (None for a transaction that only read, and for a replay)."""
 
     value: T_co
     transaction_id: str
@@ -101,7 +103,8 @@ class Running(Retrying):
     def detailed(self, value: Any) -> Committed[Any]:
         """What `run` has done, after it."""
         if self.replay is not None:
-            return Committed(value, self.replay.transaction_id, self.attempt - 1, True, None)
+            runs = self.attempt if self.replay.ran else self.attempt - 1
+            return Committed(value, self.replay.transaction_id, runs, True, None)
         txn = self.last_transaction
         assert txn is not None
         cursor = None if txn.reply is None else cursor_of(txn.reply.token)
@@ -122,8 +125,8 @@ class Running(Retrying):
         while True:
             txn = self.last_transaction = await self.begin() if self.attempt else self.first()
             txn.operation = self.fn
-            txn.context = current.set(txn)
             try:
+                txn.context = current.set(txn)
                 if self.record is not None:
                     await self._look_up(txn, self.record)
                 value = self.fn(self.handle(txn, self.home), *self.arguments, **self.named)
@@ -133,21 +136,26 @@ class Running(Retrying):
                     value = await self._other_colour(value)
                 if self.record is not None:
                     self._add_record(txn, self.record, value)
-                await commit(txn)
+                try:
+                    await commit(txn)
+                except CommitUnknownError as unknown:
+                    await self.settle(txn, unknown)
                 return value
             except Replay as replay:
                 txn.rollback()
                 self.replay = replay
                 return replay.result
-            except CommitUnknownError as unknown:
-                if await self.settle(txn, unknown):
-                    return value
             except BaseException as error:
                 txn.rollback()
+                self._check_function(error)
                 self.judge(error, txn)
             finally:
                 txn.leave_context()
             await self.pause()
+
+    def _check_function(self, error: BaseException) -> None:
+        if not callable(self.fn):
+            raise UsageError(f"run takes a function and its arguments, not {type(self.fn).__name__}") from error
 
     async def _other_colour(self, value: Any) -> Any:
         """What a function returned that is not a plain coroutine on an event loop."""
@@ -165,14 +173,14 @@ class Running(Retrying):
     async def _look_up(self, txn: Transaction, record: Key) -> None:
         reading = await txn.backend.read((record,))
         txn.token = reading.token
-        stored = idempotency.read_record(reading.entries[0], reading.at)
+        stored = idempotency.read_record(reading.entries[0], reading.at, self.home)
         if stored is not None:
             idempotency.check_fingerprint(stored.fingerprint, self.fingerprint, self.chosen.idempotency_key or "")
-            raise Replay(stored.result, stored.transaction_id)
+            raise Replay(stored.result, stored.transaction_id, ran=False)
 
-    def _add_record(self, txn: Transaction, record: Key, value: Any) -> None:
+    def _add_record(self, txn: Transaction, record: Key, value: Any, nested: bool = False) -> None:
         key, ttl_seconds = self.chosen.idempotency_key or "", self.engine.idempotency_ttl_seconds
-        made = Record(key, self.fingerprint, value, ttl_seconds, transaction_text(txn.id))
+        made = Record(key, self.fingerprint, value, ttl_seconds, transaction_text(txn.id), self.home, nested)
         txn.records = {**(txn.records or {}), record: made}
 
     async def _nested(self, parent: Transaction) -> Any:
@@ -180,20 +188,44 @@ class Running(Retrying):
         self.last_transaction, self.attempt = parent, 1
         mark = Mark(parent)
         try:
+            earlier = None if self.record is None or parent.records is None else parent.records.get(self.record)
+            if earlier is not None:
+                idempotency.check_fingerprint(
+                    earlier.fingerprint or b"", self.fingerprint, self.chosen.idempotency_key or ""
+                )
+                self.replay = Replay(earlier.result, earlier.transaction_id, ran=False)
+                return earlier.result
             if self.record is not None:
-                reading = await parent.backend.read((self.record,))
-                stored = idempotency.read_record(reading.entries[0], reading.at)
+                stored = await self._look_up_nested(parent, self.record)
                 if stored is not None:
-                    idempotency.check_fingerprint(
-                        stored.fingerprint, self.fingerprint, self.chosen.idempotency_key or ""
-                    )
-                    self.replay = Replay(stored.result, stored.transaction_id)
+                    self.replay = Replay(stored.result, stored.transaction_id, ran=False)
                     return stored.result
             value = self.fn(self.handle(parent, self.home), *self.arguments, **self.named)
             value = await self._other_colour(value)
             if self.record is not None:
-                self._add_record(parent, self.record, value)
+                self._add_record(parent, self.record, value, nested=True)
             return value
-        except BaseException:
+        except BaseException as error:
             mark.restore()
+            self._check_function(error)
             raise
+
+    async def _look_up_nested(self, parent: Transaction, record: Key) -> idempotency.Stored | None:
+        """The record as the parent's snapshot has it; a newer one is a conflict at once, as it would be at the
+        commit."""
+        at = None if parent.mode == modes.NONE else parent.token
+        reading = await parent.alone(parent.backend.read((record,), at))
+        if at is None:
+            parent.token = reading.token
+        elif reading.superseded and parent.mode >= modes.OPTIMISTIC and await extend(parent):
+            reading = await parent.alone(parent.backend.read((record,), parent.token))
+        stored = idempotency.read_record(reading.entries[0], reading.at, self.home)
+        key = self.chosen.idempotency_key or ""
+        if stored is not None:
+            idempotency.check_fingerprint(stored.fingerprint, self.fingerprint, key)
+        elif reading.superseded:
+            raise ConflictError(
+                f"idempotency key {key!r} was used by another transaction meanwhile",
+                transaction_id=transaction_text(parent.id),
+            )
+        return stored

@@ -14,6 +14,7 @@ from typing import Any
 
 from interlock.core import isolation as modes
 from interlock.core import writing
+from interlock.core.extension import extend
 from interlock.core.space import Resource
 from interlock.core.transaction import DELETE, MISSING, Transaction
 from interlock.errors import UsageError
@@ -92,17 +93,14 @@ async def _rows(
 async def _page(txn: Transaction, span: Span, size: int, reverse: bool) -> Page:
     """The next page; notes what was read, and moves the snapshot forward where that is possible."""
     txn.check_time()
-    if txn.unchecked is not None:
-        spaces, txn.unchecked = txn.unchecked, None
-        found = await txn.alone(txn.backend.read([space.rules_key for space in spaces]))
-        for space, entry in zip(spaces, found.entries, strict=True):
-            space.learn(entry)
-            space.admit(txn.mode, txn.isolation)
     newest = txn.mode == modes.NONE and txn.invariant_spans is None
     page = await txn.alone(txn.backend.scan(span, None if newest else txn.token, limit=size, reverse=reverse))
+    if txn.unchecked is not None:
+        found = await txn.alone(txn.backend.read(txn.rules_keys(), page.token))
+        txn.admit_by(found.entries)
     if txn.token is None or newest:
         txn.token = page.token
-    elif page.superseded and txn.mode >= modes.OPTIMISTIC and await txn.extend():
+    elif page.superseded and txn.mode >= modes.OPTIMISTIC and await extend(txn):
         page = await txn.alone(txn.backend.scan(span, txn.token, limit=size, reverse=reverse))
     return page
 
@@ -181,21 +179,40 @@ async def read_many(txn: Transaction, resource: Resource, wanted: list[Any]) -> 
         if resource.space is not txn.home:
             txn.touch(resource.space)
         raws = [resource.encode(key) for key in wanted]
-        missing = [raw for raw in raws if raw not in txn.reads and txn.own(raw) is MISSING]
-        if missing and txn.token is not None and txn.unchecked is None and txn.mode != modes.NONE:
-            reading = await txn.alone(txn.backend.read(missing, txn.token))
-            if not reading.superseded:
-                txn.reads.update(zip(missing, reading.entries, strict=True))
-        elif missing and txn.token is None and txn.unchecked is None and txn.mode != modes.NONE:
-            reading = await txn.alone(txn.backend.read(missing))
-            txn.token = reading.token
-            txn.reads.update(zip(missing, reading.entries, strict=True))
+        await _fetch_all(txn, raws)
+        found = {}
+        for key, raw in zip(wanted, raws, strict=True):
+            value = txn.own(raw)
+            if value is MISSING:
+                entry = txn.reads[raw]
+                value = txn.pending(raw, None if entry is None else entry.value)
+            if value is not None:
+                found[key] = resource.thaw(value)
+        return found
     except BaseException as error:
         txn.doom(error)
         raise
-    found = {}
-    for key in wanted:
-        value = await txn.read(resource, key, MISSING)
-        if value is not MISSING:
-            found[key] = value
-    return found
+
+
+async def _fetch_all(txn: Transaction, raws: list[Key]) -> None:
+    """Put keys into the read set, all from one state; see `Transaction.fetch`."""
+    undecided = [raw for raw in dict.fromkeys(raws) if txn.own(raw) is MISSING]
+    if txn.invariant_reads is not None:
+        txn.invariant_reads.update(undecided)
+    missing = undecided if txn.mode == modes.NONE else [raw for raw in undecided if raw not in txn.reads]
+    if not missing:
+        return
+    txn.check_time()
+    if txn.token is None:
+        for raw in missing:
+            if raw in txn.engine.gates.open:
+                await txn.queue_for(raw)
+    newest = txn.mode == modes.NONE and txn.invariant_reads is None
+    reading = await txn.alone(txn.backend.read([*missing, *txn.rules_keys()], None if newest else txn.token))
+    if txn.unchecked is not None:
+        txn.admit_by(reading.entries[len(missing) :])
+    if txn.token is None or newest:
+        txn.token = reading.token
+    elif reading.superseded and txn.mode >= modes.OPTIMISTIC and await extend(txn):
+        reading = await txn.alone(txn.backend.read(missing, txn.token))
+    txn.reads.update(zip(missing, reading.entries, strict=False))

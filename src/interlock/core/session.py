@@ -13,7 +13,7 @@ from decimal import Decimal
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, TypeVarTuple, cast, overload
 
-from interlock.core import handles, scanning, writing
+from interlock.core import extension, handles, memos, scanning, writing
 from interlock.core.cursors import cursor_of
 from interlock.core.isolation import Isolation
 from interlock.core.refusals import transaction_text
@@ -84,7 +84,7 @@ class AgentView(handles.Handle, Generic[V]):
 
     def on(self, resource: SharedResource[W]) -> AgentView[W]:
         """The same view of another resource of the same store."""
-        return type(self)(self._txn, resource._resource)  # type: ignore[return-value]
+        return self._sibling(resource._resource)  # type: ignore[no-any-return]
 
     def _admit(self, call: Call[T]) -> Call[T]:
         self._txn.admit_call(call)
@@ -131,7 +131,7 @@ class AgentSession(AgentView[V]):
 
     def on(self, resource: SharedResource[W]) -> AgentSession[W]:
         """This session on another resource of the same store."""
-        return type(self)(self._txn, resource._resource)  # type: ignore[return-value]
+        return self._sibling(resource._resource)  # type: ignore[no-any-return]
 
     def write(self, key: Key, value: V) -> Call[None]:
         """Put a value. Raises `ValueRefusedError` at once if it cannot be stored exactly."""
@@ -207,11 +207,11 @@ class AgentSession(AgentView[V]):
 
     def memo(self, fn: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> Call[T]:
         """Await ``fn(*args)`` once for each function and arguments, also over re-runs: the place for model calls."""
-        return self._admit(handles.memo(self._txn, fn, args))
+        return self._admit(memos.memo(self._txn, fn, args))
 
     def check(self) -> Call[None]:
         """`ConflictError` now if anything read has changed, else the snapshot moves forward."""
-        return self._admit(self._txn.check())
+        return self._admit(extension.check(self._txn))
 
     def doom(self, reason: str) -> None:
         """From now on this session cannot commit; its exit raises `TransactionError` with the reason."""

@@ -10,42 +10,37 @@ the invariants is refused: it could not check it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from interlock import codec, keys
+from interlock import keys
 from interlock.core import isolation as modes
+from interlock.core.rules import Check, Published, Rules, published_in
 from interlock.core.typed import ValueType
-from interlock.errors import InvariantError, IsolationError, SchemaMismatchError, UsageError
-from interlock.model import ABSENT, Entry, Expectation, Key, Put, Span
+from interlock.errors import UsageError
+from interlock.model import Entry, Key, Span
 
 if TYPE_CHECKING:
     from interlock.core.engine import Engine
 
-Check = Callable[[Any], Awaitable[bool] | bool]
 MergeFunction = Callable[[Any, Any], Any]
 
 _KEY_CACHE = 4096
-_RULES_FORM = 1
 
 
 class Space:
     """A named keyspace of one store object, with its rules as far as this process knows them."""
 
     __slots__ = (
-        "_declared_floor",
+        "_floor",
+        "_invariants",
         "_published",
         "cache",
         "engine",
-        "expected_rules",
-        "floor",
-        "foreign_invariants",
-        "invariants",
         "merges",
         "name",
-        "pending",
         "prefix",
-        "ruled",
+        "rules",
         "rules_key",
     )
 
@@ -54,16 +49,12 @@ class Space:
         self.name = name
         self.prefix = keys.resource_space(name)
         self.rules_key: Key = keys.SYSTEM + b"rules" + self.prefix
-        self.invariants: dict[str, tuple[Check, Resource]] = {}
         self.merges: dict[str, MergeFunction] = {}
-        self.floor = modes.NONE
-        self.pending = False
-        self.expected_rules: Expectation = ABSENT
-        self.foreign_invariants: frozenset[str] = frozenset()
-        self._declared_floor = modes.NONE
-        self._published: tuple[int, frozenset[str]] = (modes.NONE, frozenset())
         self.cache: dict[str, Key] = {}
-        self.ruled = False
+        self._floor = modes.NONE
+        self._invariants: dict[str, tuple[Check, Resource]] = {}
+        self._published = Published()
+        self.rules = Rules(self, self._published, self._floor, {})
 
     def encode(self, key: Any) -> Key:
         """The stored key. Only texts are cached: ("a", 1) and ("a", True) are equal to a dict."""
@@ -91,69 +82,36 @@ class Space:
     # -- rules ---------------------------------------------------------------------------------------------------------
     def require(self, mode: int) -> None:
         """Declare a floor; it is published with the next commit."""
-        self._declared_floor = max(self._declared_floor, mode)
-        self._settle_rules()
+        self._floor = max(self._floor, mode)
+        self._settle()
 
     def declare_invariant(self, name: str, check: Check, resource: Resource) -> None:
         """Declare an invariant. Raises `UsageError` if the name is taken by another check."""
         keys.check_name("an invariant's name", name)
         if not callable(check):
             raise UsageError(f"invariant {name!r}: the check is a function of a view, not {type(check).__name__}")
-        if name in self.invariants and self.invariants[name][0] is not check:
+        if self._invariants.setdefault(name, (check, resource))[0] is not check:
             raise UsageError(f"resource {self.name!r} already has an invariant {name!r}")
-        self.invariants[name] = (check, resource)
-        self._settle_rules()
+        self._settle()
 
-    def _settle_rules(self) -> None:
-        floor, names = self._published
-        self.floor = max(floor, self._declared_floor)
-        self.foreign_invariants = names - self.invariants.keys()
-        self.pending = self._declared_floor > floor or not names.issuperset(self.invariants)
-        self.ruled = self.pending or bool(self.invariants) or bool(self.foreign_invariants)
+    def learn(self, entry: Entry | None, *, newest: bool = False) -> Rules:
+        """Take over what the store holds, unless something newer is known here already (``newest``: it is not)."""
+        published, known = published_in(entry, self.name), self._published
+        older = type(known.expected) is tuple and (
+            type(published.expected) is not tuple or published.expected <= known.expected
+        )
+        if newest or not older:
+            self._published = published
+            self._settle()
+        return self.rules
 
-    def learn(self, entry: Entry | None) -> None:
-        """Take over the rules that the store holds."""
-        self.expected_rules = modes.expectation(entry)
-        if entry is None or entry.value is None:
-            self._published = (modes.NONE, frozenset())
-        else:
-            stored = codec.thaw(entry.value)
-            if stored["form"] != _RULES_FORM or stored["floor"] not in modes.RANKS:
-                raise SchemaMismatchError(
-                    f"the rules of resource {self.name!r} come from a newer version of Interlock; upgrade this one"
-                )
-            self._published = (modes.RANKS[stored["floor"]], frozenset(stored["invariants"]))
-        self._settle_rules()
-
-    def publication(self) -> Put:
-        """What the rules become when this process's declarations are added to what is published."""
-        floor, names = self._published
-        weakest = {rank: name for name, rank in modes.RANKS.items()}
-        form = {
-            "form": _RULES_FORM,
-            "floor": weakest[max(floor, self._declared_floor)],
-            "invariants": sorted(names.union(self.invariants)),
-        }
-        return Put(codec.freeze(form))
-
-    def admit(self, mode: int, isolation: str) -> None:
-        """Raises `IsolationError` for a session that is weaker than the floor."""
-        if mode < self.floor:
-            names = {rank: name for name, rank in modes.RANKS.items()}
-            raise IsolationError(
-                f"resource {self.name!r} requires isolation {names[self.floor]!r}; this session is {isolation!r}"
-            )
-
-    def admit_writer(self) -> None:
-        """Raises `InvariantError` if the store holds an invariant that this process cannot check."""
-        if self.foreign_invariants:
-            name = min(self.foreign_invariants)
-            raise InvariantError(
-                f"invariant {name!r} of resource {self.name!r} is not registered here, so it cannot be checked; "
-                "declare it in this process before writing",
-                invariant=name,
-                resource=self.name,
-            )
+    def _settle(self) -> None:
+        """Make the rules of what is declared and published. Again, if another thread has added to either meanwhile."""
+        while True:
+            published, floor, count = self._published, self._floor, len(self._invariants)
+            self.rules = Rules(self, published, floor, dict(self._invariants))
+            if published is self._published and floor == self._floor and count == len(self._invariants):
+                return
 
 
 class Resource:

@@ -9,17 +9,13 @@ so that one transaction may span several. What holds at every moment:
   each time).
 - A call that fails dooms the transaction: code that swallows the error cannot commit, the exit raises the error again.
 - After the end every call is refused. Nothing is held in the engine in between, however long the agent thinks.
-
-Snapshot extension (optimistic and serializable): when a read meets something newer than the snapshot, everything read
-so far is validated; if it still holds, the snapshot moves forward and the transaction sees the newer value; if not,
-it can never commit a write, so one that has written fails there and then. One that has not goes on with its old
-snapshot (read-only transactions never abort) and fails when it first writes.
+- Everything read is from one snapshot, which may move forward only as a whole, see `interlock.core.extension`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from contextvars import Token as ContextToken
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -29,9 +25,9 @@ from interlock.core import isolation as modes
 from interlock.core import refusals
 from interlock.core.calls import ACTIVE, BUSY, ENDED, LEFT_BEHIND, ROLLED_BACK, Attempted
 from interlock.core.chains import Custom, Step
+from interlock.core.extension import extend
 from interlock.core.space import Resource, Space
 from interlock.errors import (
-    BackendUnavailableError,
     CommitUnknownError,
     ConflictError,
     DeadlineExceededError,
@@ -42,8 +38,6 @@ from interlock.errors import (
 from interlock.model import (
     BoundBroken,
     Clash,
-    CommitRefused,
-    CommitRequest,
     Delete,
     Entry,
     Expectation,
@@ -97,6 +91,9 @@ process: Final = _Process()
 os.register_at_fork(after_in_child=process.forked)
 
 
+Settle = Callable[["Transaction", CommitUnknownError], Awaitable[None]]
+
+
 class Transaction(Attempted):
     """The state of one attempt. Not for users: `AgentSession` is."""
 
@@ -116,6 +113,7 @@ class Transaction(Attempted):
     replayed: bool = False
     reply: Reply | None = None
     run_id: str | None = None
+    settle: Settle | None = None
     spans: list[Span] | None = None
     stale: tuple[Clash, ...] | None = None
     token: Token | None = None
@@ -135,7 +133,7 @@ class Transaction(Attempted):
         self.writes: dict[Key, Write] = {}
         self.generation = process.generation
         if mode < modes.SERIALIZABLE and home is not None:
-            home.admit(mode, isolation)
+            home.rules.admit(mode, isolation)
             self.unchecked = [home]
 
     @property
@@ -157,6 +155,8 @@ class Transaction(Attempted):
             self.leave_gate()
         token, self.context = self.context, None
         if token is None:
+            if current.get() is self:  # interrupted while it was entered
+                current.set(None)
             return
         try:
             current.reset(token)
@@ -183,7 +183,7 @@ class Transaction(Attempted):
             return
         if space.engine is not self.engine:
             raise UsageError(f"resource {space.name!r} belongs to another store than this session")
-        space.admit(self.mode, self.isolation)
+        space.rules.admit(self.mode, self.isolation)
         self.touched = [*(self.touched or ()), space]
         if self.mode < modes.SERIALIZABLE:
             self.unchecked = [*(self.unchecked or ()), space]
@@ -287,35 +287,40 @@ class Transaction(Attempted):
             gates = self.engine.gates
             if self.gate is None and raw in gates.open:
                 await self.queue_for(raw)
-        if self.unchecked is not None:
-            return await self._fetch_with_rules(raw)
         newest = self.mode == modes.NONE and self.invariant_reads is None
+        wanted = (raw,) if self.unchecked is None else (raw, *self.rules_keys())
         state, self.state = self.state, BUSY
-        reading = await self.backend.read((raw,), None if newest else token)
+        reading = await self.backend.read(wanted, None if newest else token)
         if self.state == BUSY:
             self.state = state
         entry = reading.entries[0]
+        if self.unchecked is not None:
+            self.admit_by(reading.entries[1:])
         if token is None or newest:
             self.token = reading.token
-        elif reading.superseded and self.mode >= modes.OPTIMISTIC and await self.extend():
+        elif reading.superseded and self.mode >= modes.OPTIMISTIC and await extend(self):
             entry = (await self.alone(self.backend.read((raw,), self.token))).entries[0]
         self.reads[raw] = entry
         return entry
 
-    async def _fetch_with_rules(self, raw: Key) -> Entry | None:
-        """The first read of a session that is not serializable learns the floors that others have published."""
+    def rules_keys(self) -> list[Key]:
+        """Where the rules lie that a session which is not serializable has not looked at yet. It does so in the very
+        state that it reads first, so that a floor binds readers too, from the commit that publishes it."""
+        return [space.rules_key for space in self.unchecked or ()]
+
+    def admit_by(self, entries: list[Entry | None]) -> None:
+        """Learn what was found there. Raises `IsolationError`."""
         spaces, self.unchecked = self.unchecked or [], None
-        found = await self.alone(self.backend.read([space.rules_key for space in spaces]))
-        for space, entry in zip(spaces, found.entries, strict=True):
-            space.learn(entry)
-            space.admit(self.mode, self.isolation)
-        return await self.fetch(raw)
+        for space, entry in zip(spaces, entries, strict=True):
+            space.learn(entry).admit(self.mode, self.isolation)
 
     async def queue_for(self, raw: Key) -> None:
         """Wait at the gate of a hot key, for as long as neither this attempt nor one around it holds any."""
         if self.gate is None and not self._enclosed_by_gate():
-            await self.alone(self.engine.gates.enter(raw, self))
-            self.gate = raw
+            if await self.alone(self.engine.gates.enter(raw, self, self.deadline)):
+                self.gate = raw
+            else:
+                self.check_time()
 
     def _enclosed_by_gate(self) -> bool:
         """Whether a transaction that waits for this one to end holds a gate: to queue then could be to wait for it."""
@@ -337,64 +342,6 @@ class Transaction(Attempted):
         if self.token is None:
             self.token = await self.alone(self.backend.snapshot())
         return self.token
-
-    async def extend(self, *, always_raise: bool = False) -> bool:
-        """Move the snapshot forward if everything read still holds; else conflict, or go on with the old one.
-
-        In optimistic mode a range that has changed is no conflict; it only keeps the snapshot where it is, because a
-        transaction never sees two states."""
-        if self.stale is None and (always_raise or not self.pinned):
-            token = await self.need_token()
-            expected = self.expectations({})
-            spans = modes.validated_spans(modes.SERIALIZABLE, self.spans or (), ())
-            request = CommitRequest(self.id, self.agent, self.isolation, token, expected, {}, {}, spans)
-            try:
-                reply = await self._validate(request)
-            except CommitRefused as refused:
-                clashes = refused.clashes
-                if self.mode < modes.SERIALIZABLE:
-                    clashes = tuple(clash for clash in clashes if clash.kind != "range")
-                    self.pinned = True
-                self.stale = clashes or None
-            else:
-                self.token, self.pinned = reply.token, False
-                return True
-        if self.stale and (self.writes or self.clears or self.chains or self.records or always_raise):
-            raise self.conflict(self.stale)
-        return False
-
-    async def check(self) -> None:
-        """Conflict now if anything read has changed, else move the snapshot forward. No effect in mode ``none``."""
-        if self.state:
-            self.refuse("check")
-        try:
-            self.check_time()
-            if self.mode == modes.SNAPSHOT:
-                await self._check_written()
-            elif self.mode != modes.NONE:
-                await self.extend(always_raise=True)
-        except BaseException as error:
-            self.doom(error)
-            raise
-
-    async def _check_written(self) -> None:
-        token = await self.need_token()
-        expected = self.expectations(self.writes)
-        try:
-            await self._validate(CommitRequest(self.id, self.agent, self.isolation, token, expected, {}, {}))
-        except CommitRefused as refused:
-            raise self.conflict(refused.clashes) from None
-
-    async def _validate(self, request: CommitRequest) -> Reply:
-        """Send a request that writes nothing. If its reply is lost, nothing is unknown."""
-        before, self.state = self.state, BUSY
-        try:
-            return await self.backend.commit(request)
-        except CommitUnknownError as error:
-            raise BackendUnavailableError("the reply to a validation was lost; nothing was written") from error
-        finally:
-            if self.state == BUSY:
-                self.state = before
 
     def expectations(self, writes: dict[Key, Write]) -> dict[Key, Expectation]:
         """What must still hold of the keys read, and of those written blindly."""

@@ -209,9 +209,10 @@ def _note_step(txn: Transaction, raw: Key, step: Step) -> None:
 class Mark:
     """A place in a transaction to roll back to: everything but the reads, which stay in the read set."""
 
-    __slots__ = ("_chains", "_clears", "_records", "_txn", "_writes")
+    __slots__ = ("_chains", "_clears", "_records", "_txn", "_writes", "handles")
 
     def __init__(self, txn: Transaction) -> None:
+        self.handles: list[Any] = []
         self._txn = txn
         self._writes = dict(txn.writes)
         self._chains = {key: list(chain) for key, chain in (txn.chains or {}).items()}

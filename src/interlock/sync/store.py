@@ -1,8 +1,6 @@
 """The synchronous store: `open`, `Store`, `SharedResource`, `Attempt`.
 
-No event loop, no background thread of ours for each call: the coroutines of the core are stepped on the caller's thread
-(`interlock.stepping`). A test keeps the names, parameters, defaults and first lines of documentation equal to those
-of `interlock`.
+No event loop and no background thread of ours: the coroutines of the core are stepped on the caller's thread.
 """
 
 from __future__ import annotations
@@ -32,13 +30,13 @@ from interlock.core.calls import READY
 from interlock.core.diagnosis import Entry, Outcome
 from interlock.core.engine import Engine
 from interlock.core.isolation import Isolation
-from interlock.core.options import NONE_GIVEN, Chosen, Options, SessionOptions, choose
+from interlock.core.options import NONE_GIVEN, Options, SessionOptions, choose
 from interlock.core.retry import RetryPolicy
 from interlock.core.retrying import Retrying
 from interlock.core.running import Committed, Running
 from interlock.core.space import MergeFunction, Resource
 from interlock.core.transaction import Transaction
-from interlock.errors import CommitUnknownError, UsageError
+from interlock.errors import UsageError
 from interlock.keys import UserKey as Key
 from interlock.opening import backend_for, for_sync
 from interlock.ports import Backend, Runtime
@@ -171,15 +169,16 @@ class Sessions(Generic[V]):
                     ...
 
         Both managers are needed: the outer one decides whether there is another attempt."""
-        return _attempts(self._engine, self._resource, choose(dict(options) if options else NONE_GIVEN, retries=True))
+        chosen = choose(dict(options) if options else NONE_GIVEN, retries=True)
+        return _attempts(Retrying(self._engine, self._resource, chosen))
 
 
-def _attempts(engine: Engine, resource: Resource | None, chosen: Chosen) -> Iterator[Attempt[Any]]:
-    retrying = Retrying(engine, resource, chosen)
+def _attempts(retrying: Retrying) -> Iterator[Attempt[Any]]:
+    handles.refuse_nested_attempts(retrying.engine, retrying.chosen)
     while True:
         attempt: Attempt[Any] = Attempt(retrying)
         yield attempt
-        if attempt._done:
+        if attempt._over():
             return
         step(retrying.pause())
 
@@ -196,12 +195,20 @@ class Attempt(Generic[V]):
         self._done = False
         self._entered = False
 
+    def _over(self) -> bool:
+        """Whether there is no other attempt after this one."""
+        if not self._entered:
+            raise UsageError("an attempt was not entered; write `with attempt, attempt.session() as session:`")
+        return self._done
+
     @property
     def number(self) -> int:
         """Which attempt this is, from 1."""
         return self._retrying.attempt + (0 if self._entered else 1)
 
     def __enter__(self) -> Self:
+        if self._entered:
+            raise UsageError("an attempt is entered once")
         self._txn = step(self._retrying.begin())
         self._txn.state = READY
         self._entered = True
@@ -211,6 +218,7 @@ class Attempt(Generic[V]):
         """The session of this attempt, to be entered inside it."""
         if self._txn is None or self._session is not None:
             raise UsageError("write `with attempt, attempt.session() as session:`, one session for each attempt")
+        self._txn.settle = self._retrying.settle
         self._session = AgentSession(self._txn, self._retrying.home)
         handles.prepare(self._session, self._retrying.home, self._retrying.chosen)
         return self._session
@@ -224,9 +232,6 @@ class Attempt(Generic[V]):
         if error is None:
             self._done = True
             return False
-        if isinstance(error, CommitUnknownError):
-            self._done = step(self._retrying.settle(txn, error))
-            return True
         return handles.judge(self._retrying, error, txn)
 
 

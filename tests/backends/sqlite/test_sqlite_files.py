@@ -196,7 +196,9 @@ def test_what_may_not_be_written_is_named(tmp_path: Path, what: str) -> None:
     path.chmod(0o444 if what == "file" else 0o666)
     path.parent.chmod(0o777 if what == "file" else 0o555)
     try:
-        as_nobody(lambda: read_only(path) if what == "file" else refused(path, BackendUnavailableError, "right to write"))
+        as_nobody(
+            lambda: read_only(path) if what == "file" else refused(path, BackendUnavailableError, "right to write")
+        )
     finally:
         path.parent.chmod(0o755)
 

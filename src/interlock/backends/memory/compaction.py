@@ -24,13 +24,19 @@ from interlock.model import CommitRequest, Delete, Key, Write
 SYSTEM_AGENT: Final = "interlock"
 """The agent in whose name expired entries are deleted."""
 _RANDOM_BITS: Final = 80
+_KEYS_PER_RECORD: Final = 10
+"""Large commits make a batch end earlier: after about ten times as many keys as it may have records."""
 
 
 def compact(state: State, before: float, limit: int, random_bits: Callable[[int], int]) -> int:
     """Delete expired entries, then drop log records from before ``before`` and the versions that only they needed."""
     dropped = _expire(state, limit, random_bits)
-    horizon = state.horizon
-    while horizon < state.token.position and horizon - state.swept < limit and state.log[horizon + 1].at < before:
+    horizon, work = state.horizon, 0
+    while horizon < state.token.position and horizon - state.swept < limit and work < _KEYS_PER_RECORD * limit:
+        record = state.log[horizon + 1]
+        if record.at >= before:
+            break
+        work += len(record.keys) + len(record.cleared)
         horizon += 1
     for transaction, at in list(islice(state.fences.items(), limit)):
         if at < before:
@@ -40,9 +46,9 @@ def compact(state: State, before: float, limit: int, random_bits: Callable[[int]
             dropped += 1
     state.horizon = horizon
     while state.swept < horizon:
-        record = state.log.get(state.swept + 1)
-        if record is not None:  # None: an interrupted sweep came as far as this
-            dropped += _drop(state, record)
+        swept = state.log.get(state.swept + 1)
+        if swept is not None:  # None: an interrupted sweep came as far as this
+            dropped += _drop(state, swept)
         state.swept += 1
     return dropped
 

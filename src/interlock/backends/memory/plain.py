@@ -17,17 +17,9 @@ from interlock.model import ABSENT, NONCE_MASK, CommitRequest, Entry, Key, Put, 
 def commit_plainly(state: State, request: CommitRequest, now: float) -> Reply | None:
     """Judge and apply a request if it is plain and holds; None, and nothing done, if not. The caller holds the lock."""
     transaction, token, writes = request.transaction, state.token, request.writes
-    if (
-        request.spans
-        or request.clears
-        or request.alive
-        or request.fetch
-        or request.quiet
-        or not writes
-        or transaction in state.records
-        or transaction in state.fences
-        or transaction <= state.forgotten_fence
-    ):
+    if request.spans or request.clears or request.alive or request.fetch or request.quiet or not writes:
+        return None
+    if transaction in state.records or transaction in state.fences or transaction <= state.forgotten_fence:
         return None
     if request.snapshot is not token:
         state.position_of(request.snapshot)

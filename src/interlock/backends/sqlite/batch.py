@@ -10,56 +10,31 @@ nothing behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from interlock import merges
+from interlock.backends.sqlite import change as changes
 from interlock.backends.sqlite import record as records
-from interlock.backends.sqlite import trail as trails
 from interlock.backends.sqlite.connection import Connection
-from interlock.backends.sqlite.record import Written
-from interlock.backends.sqlite.statements import (
-    COLUMNS,
-    EXPIRES_AT,
-    IN_ORDER,
-    KEY,
-    LEFT_ORDER,
-    LISTED,
-    NONCE,
-    POSITION,
-    TRAIL,
-    UNLISTED,
-    VALUE,
-    FeedRow,
-    Row,
-    put_current,
-    put_feed,
-)
+from interlock.backends.sqlite.statements import LISTED, UNLISTED, FeedRow, Row, put_current, put_feed
 from interlock.backends.sqlite.validation import State, author_of
 from interlock.errors import SnapshotTooOldError
 from interlock.model import (
-    ABSENT,
     NONCE_MASK,
     Author,
     BoundBroken,
     CommitRefused,
     CommitRequest,
     Key,
-    Merge,
-    Merged,
     MergeRefused,
-    Put,
     Reply,
     Settled,
     Span,
     Token,
     TransactionId,
-    Version,
-    Write,
 )
 
 _SIGN = 1 << 63
-
-Image = records.Image | int | None
 
 
 class Batch(State):
@@ -82,6 +57,8 @@ class Batch(State):
         self.careful = False
         """Look for duplicates before anything else, because writing has met one."""
         self.compacted = False
+        self.bytes = 0
+        """About how many bytes the records take."""
 
     @property
     def position(self) -> int:
@@ -139,24 +116,36 @@ class Batch(State):
     # -- performing ----------------------------------------------------------------------------------------------------
     def perform(self, request: CommitRequest, identity: bytes) -> Reply:
         """Decide what a request changes that was judged and found good."""
+        position = self.head + len(self.feed) + 1
         nonce = request.transaction & NONCE_MASK
-        position = self.position + 1
-        change = _Change(self, request, position, nonce if nonce < _SIGN else nonce - 2 * _SIGN)
-        if request.clears:
-            change.clear(request.clears)
-        for key, write in request.writes.items():
-            change.write(key, write)
+        signed = nonce if nonce < _SIGN else nonce - 2 * _SIGN
+        merged, cleared = None, ()
+        change = changes.plain(request, self.rows, position, signed, self.now)
+        if change is not None:
+            rows, written = change
+        else:
+            rows, written, merged, cleared = self._change(request, position, signed)
         if request.quiet:
             identity = self.new_id(self.now)
-            record = records.encode((change.written,))
+            record = records.encode((written,))
         else:
             self.ids[identity] = True
-            record = records.encode(_record(request, change, self.rows))
+            record = changes.record(request, written, cleared, self.rows)
         self.feed.append((position, identity, self.now, record))
-        self.rows.update(change.rows)
-        self.changed.update(change.rows)
-        token = Token(self.store, 1, position, identity)
-        return Reply((position, nonce), token, self.now, change.merged, self.fetched(request))
+        self.bytes += len(record)
+        self.rows.update(rows)
+        self.changed.update(rows)
+        return Reply(
+            (position, nonce), Token(self.store, 1, position, identity), self.now, merged, self.fetched(request)
+        )
+
+    def _change(self, request: CommitRequest, position: int, nonce: int) -> tuple[Any, ...]:
+        change = changes.Change(self.rows, position, nonce, self.now, quiet=request.quiet)
+        if request.clears:
+            change.clear(request.clears, self.connection)
+        for key, write in request.writes.items():
+            change.write(key, write)
+        return change.rows, change.written, change.merged, change.cleared
 
     def flush(self) -> None:
         """Write everything that was decided. Raises ``sqlite3.IntegrityError`` if an id is recorded already."""
@@ -164,117 +153,3 @@ class Batch(State):
             put_current(self.connection, self.changed.values())
         if self.feed:
             put_feed(self.connection, self.feed)
-
-
-class _Change:
-    """What one request changes: the rows that it makes, and what its record says of each key."""
-
-    __slots__ = ("before", "cleared", "merged", "nonce", "now", "position", "quiet", "rows", "state", "written")
-
-    def __init__(self, state: Batch, request: CommitRequest, position: int, nonce: int) -> None:
-        self.state = state
-        self.before = state.rows
-        self.position = position
-        self.nonce = nonce
-        self.now = state.now
-        self.quiet = request.quiet
-        self.rows: dict[Key, Row] = {}
-        self.written: dict[Key, Written] = {}
-        self.merged: dict[Key, Merged] | None = None
-        self.cleared: tuple[Key, ...] = ()
-
-    def write(self, key: Key, write: Write) -> None:
-        """Apply one write."""
-        old = self.before.get(key)
-        if type(write) is Put:
-            ttl_seconds = write.ttl_seconds
-            expires_at = None if ttl_seconds is None else self.now + ttl_seconds
-            kind = records.PUT if write.listed else records.PUT_UNLISTED
-            listed = IN_ORDER if write.listed else UNLISTED if old is None or not old[LISTED] else LEFT_ORDER
-            image = self._row(key, old, write.value, expires_at or 0, listed)
-            self.written[key] = Written(kind, ttl_seconds, None, expires_at, image)
-            return
-        now = self.rows.get(key, old)
-        value = None if now is None else now[VALUE]
-        listed = IN_ORDER if old is None else old[LISTED]
-        if type(write) is Merge:
-            self._merge(key, write, old, value, listed)
-        elif value is not None:
-            self.written[key] = Written(records.DELETE, None, None, None, self._row(key, old, None, 0, listed))
-        elif key not in self.rows:
-            self.written[key] = Written(records.DELETE, None, None, None, records.NOTHING)
-        else:
-            self.written[key].kind = records.DELETE
-
-    def _merge(self, key: Key, write: Merge, old: Row | None, value: bytes | None, listed: int) -> None:
-        try:
-            after = merges.apply(value, write.operations)
-        except (BoundBroken, MergeRefused) as refusal:
-            refusal.key = key
-            raise
-        if self.merged is None:
-            self.merged = {}
-        self.merged[key] = Merged(after != value, value)
-        image: Image = records.NOTHING
-        expires_at = 0.0
-        if after != value:
-            expires_at = 0.0 if old is None or value is None else old[EXPIRES_AT]
-            image = self._row(key, old, after, expires_at, listed)
-        self.written[key] = Written(records.MERGE, None, records.operations_form(write), expires_at or None, image)
-
-    def _row(self, key: Key, old: Row | None, value: bytes | None, expires_at: float, listed: int) -> Image:
-        """Make the new row of a key; the image of the old one."""
-        if old is None:
-            self.rows[key] = (key, self.position, self.nonce, value, expires_at, trails.FIRST, listed)
-            return None
-        trail: trails.Trail
-        image: Image = old[1:]
-        if self.quiet and old[VALUE] is not None:
-            trail = trails.QUIET
-            if old[TRAIL] == trails.QUIET:
-                image = (old[POSITION], old[NONCE], None, 0, trails.QUIET, old[LISTED])
-        else:
-            trail = trails.following(old[TRAIL], old[POSITION])
-        self.rows[key] = (key, self.position, self.nonce, value, expires_at, trail, listed)
-        return image
-
-    def clear(self, spans: Iterable[Span]) -> None:
-        """Tombstones for every live listed key of the spans."""
-        state = self.state
-        for start, stop in spans:
-            found = state.connection.execute(
-                f"SELECT {COLUMNS} FROM current WHERE key >= ? AND key < ? AND value IS NOT NULL AND listed = 1",
-                (start, stop),
-            )
-            for row in found.fetchall():
-                state.rows.setdefault(row[KEY], row)
-            for key in sorted(key for key in state.rows.keys() - self.rows.keys() if start <= key < stop):
-                old = state.rows[key]
-                if old[VALUE] is not None and old[LISTED] == IN_ORDER:
-                    image = self._row(key, old, None, 0, IN_ORDER)
-                    self.written[key] = Written(records.CLEAR, None, None, None, image)
-        self.cleared = tuple(self.rows)
-
-
-def _record(request: CommitRequest, change: _Change, rows: Mapping[Key, Row]) -> tuple[object, ...]:
-    """The feed record of a request."""
-    reads: dict[Key, Version | None] = dict(request.observed or ())
-    for key, expected in request.reads.items():
-        if type(expected) is tuple:
-            reads[key] = expected
-        elif expected is ABSENT and (row := rows.get(key)) is not None:
-            reads[key] = (row[POSITION], row[NONCE] & NONCE_MASK)
-        else:
-            reads[key] = None
-    return (
-        change.written,
-        request.agent,
-        request.isolation,
-        request.operation,
-        request.run_id,
-        request.attempt,
-        reads,
-        request.spans,
-        request.clears,
-        change.cleared,
-    )

@@ -25,6 +25,7 @@ _NETWORK: Final = {
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ncpfs", "ceph", "glusterfs", "lustre", "gpfs", "beegfs", "davfs"),
     *("fuse.sshfs", "fuse.rclone", "fuse.s3fs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.ceph", "fuse.davfs2"),
 }
+CLOSED: Final = "this store is closed"
 FULL: Final = 13
 """SQLITE_FULL."""
 

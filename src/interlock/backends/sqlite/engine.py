@@ -39,10 +39,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from interlock.backends.sqlite import locking
+from interlock.backends.sqlite.connection import CLOSED
 from interlock.backends.sqlite.jobs import Job, StopJob
 from interlock.backends.sqlite.reading import Reader
 from interlock.backends.sqlite.waiting import News
-from interlock.backends.sqlite.writer import CLOSED, Opened, Options, Writer
+from interlock.backends.sqlite.writer import Opened, Options, Writer
 from interlock.errors import UsageError
 from interlock.model import Reply
 from interlock.ports import Runtime
@@ -90,7 +91,6 @@ class Engine:
         if self.opened is None:
             await self.submit(Job(runtime.waiter()))
         reader = self._new_reader()
-        self.check()
         local.reader = reader
         return reader
 
@@ -106,9 +106,9 @@ class Engine:
 
     def _new_reader(self) -> Reader:
         opened = self.opened
-        if opened is None:
-            raise UsageError(CLOSED)
+        assert opened is not None
         with self._lock:
+            self.check()
             reader = Reader(self.path, self.options.busy_seconds, opened.store, opened.now)
             self._readers.add(reader)
         return reader
@@ -164,8 +164,10 @@ class Engine:
                 return
             self.refusal = CLOSED
             self.local = Local()
-            writer = self._writer
+            readers, writer = list(self._readers), self._writer
         self.news.close()
+        for reader in readers:
+            reader.close()
         if writer is not None:
             job = StopJob(runtime.waiter())
             writer.put(job)

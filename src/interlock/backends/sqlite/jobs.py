@@ -9,12 +9,11 @@ up.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from typing import Any
 
 from interlock.backends.sqlite import compaction
 from interlock.backends.sqlite.batch import Batch
-from interlock.backends.sqlite.validation import keys_of
+from interlock.backends.sqlite.validation import collect
 from interlock.model import CommitRequest, Key, TransactionId
 from interlock.ports import Waiter
 
@@ -41,9 +40,8 @@ class Job:
             return False
         return True
 
-    def keys(self) -> Iterable[Key]:
-        """The keys that `perform` will look at."""
-        return ()
+    def collect(self, wanted: set[Key]) -> None:
+        """Add the keys that `perform` will look at."""
 
     def perform(self, batch: Batch) -> Any:
         """Decide the job inside a batch. What it raises is its answer."""
@@ -59,9 +57,9 @@ class CommitJob(Job):
         self.request = request
         self.checked = checked
 
-    def keys(self) -> Iterable[Key]:
+    def collect(self, wanted: set[Key]) -> None:
         """Everything that is read, guarded, written or fetched."""
-        return keys_of(self.request)
+        collect(self.request, wanted)
 
     def perform(self, batch: Batch) -> Any:
         """A `Reply`, or a refusal."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from interlock.backends.sqlite import record as records
-from interlock.backends.sqlite.connection import Connection, connect, failure
+from interlock.backends.sqlite.connection import CLOSED, Connection, connect, failure
 from interlock.backends.sqlite.statements import (
     COLUMNS,
     HEAD,
@@ -36,8 +36,8 @@ from interlock.backends.sqlite.statements import (
     find,
 )
 from interlock.backends.sqlite.trail import QUIET, back
-from interlock.backends.sqlite.validation import State, author_of, check_store, entry_of, keys_of, too_old
-from interlock.errors import BackendCorruptError, BackendError, SnapshotTooOldError
+from interlock.backends.sqlite.validation import State, author_of, check_store, entry_of, too_old
+from interlock.errors import BackendCorruptError, InterlockError, SnapshotTooOldError, UsageError
 from interlock.model import (
     NONCE_MASK,
     Author,
@@ -66,6 +66,7 @@ class Reader:
         self.store = store
         self.now = now
         self.lock = threading.RLock()
+        self.closed = False
         self._token = Token(store, 1, -1)
         self._records: dict[int, records.Record] = {}
         try:
@@ -79,9 +80,15 @@ class Reader:
         if connection is not None:
             connection.close()
 
-    def failed(self, error: sqlite3.Error) -> BackendError:
+    def close(self) -> None:
+        """Close it, from whatever thread, after the call that may be going on."""
+        with self.lock:
+            self.closed = True
+            self.connection.close()
+
+    def failed(self, error: sqlite3.Error) -> InterlockError:
         """Our error for one of SQLite's."""
-        return failure(error, self.path)
+        return UsageError(CLOSED) if self.closed else failure(error, self.path)
 
     # -- tokens --------------------------------------------------------------------------------------------------------
     def _token_of(self, position: int, identity: bytes) -> Token:
@@ -268,7 +275,7 @@ class Reader:
                 self._begin()
                 try:
                     state = State(self.connection, self.store, self.now(), {})
-                    state.look(list(dict.fromkeys(keys_of(request))))
+                    state.look_all(request)
                     state.admit(request)
                     state.judge(request, request.snapshot.position)
                 finally:
@@ -293,7 +300,7 @@ class Reader:
                     try:
                         state.admit(request)
                         if state.changed_spans(request.spans, request.snapshot.position):
-                            state.look(list(dict.fromkeys(keys_of(request))))
+                            state.look_all(request)
                             state.judge(request, request.snapshot.position)
                     except (CommitRefused, SnapshotTooOldError):
                         state.refuse_duplicate(request.transaction.to_bytes(16, "big"))

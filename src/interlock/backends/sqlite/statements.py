@@ -52,7 +52,7 @@ _FEED_ENDS: Final = (
 )
 _FEW: Final = 8
 _AT_ONCE: Final = 512
-_SIZES: Final = (64, 32, 16, 8, 4, 2, 1)
+_ROWS: Final = 64
 
 
 @cache
@@ -74,7 +74,7 @@ def find(connection: Connection, keys: Sequence[Key], rows: dict[Key, Row], *, w
     place = 0
     while place < len(keys) or (with_feed and ends is None):
         part: list[Any] = [bytearray(key) for key in keys[place : place + _AT_ONCE]]
-        size = len(part) if len(part) <= _FEW else 1 << (len(part) - 1).bit_length()
+        size = len(part) if len(part) <= _FEW else -(-len(part) // _FEW) * _FEW
         part += [0] * (size - len(part))
         found = connection.execute(_finder(size, with_feed and ends is None), part).fetchall()
         if with_feed and ends is None:
@@ -85,13 +85,10 @@ def find(connection: Connection, keys: Sequence[Key], rows: dict[Key, Row], *, w
     return ends
 
 
-def _inserts(verb: str, table: str, columns: int) -> list[tuple[int, str]]:
+@cache
+def _inserter(verb: str, table: str, columns: int, size: int) -> str:
     row = f"({','.join('?' * columns)})"
-    return [(size, f"{verb} INTO {table} VALUES {','.join([row] * size)}") for size in _SIZES]
-
-
-_PUT_CURRENT: Final = _inserts("INSERT OR REPLACE", "current", 7)
-_PUT_FEED: Final = _inserts("INSERT OR FAIL", "feed", 4)
+    return f"{verb} INTO {table} VALUES {','.join([row] * size)}"
 
 
 def put_current(connection: Connection, rows: Iterable[Row]) -> None:
@@ -101,7 +98,7 @@ def put_current(connection: Connection, rows: Iterable[Row]) -> None:
         shown = None if value is None else bytearray(value)
         way = trail if type(trail) is int else bytearray(trail)
         bound += (bytearray(key), position, nonce, shown, expires_at, way, listed)
-    _insert(connection, _PUT_CURRENT, 7, bound)
+    _insert(connection, "INSERT OR REPLACE", "current", 7, bound)
 
 
 def put_feed(connection: Connection, rows: Iterable[FeedRow]) -> None:
@@ -109,13 +106,15 @@ def put_feed(connection: Connection, rows: Iterable[FeedRow]) -> None:
     bound: list[Any] = []
     for position, identity, at, record in rows:
         bound += (position, bytearray(identity), at, None if record is None else bytearray(record))
-    _insert(connection, _PUT_FEED, 4, bound)
+    _insert(connection, "INSERT OR FAIL", "feed", 4, bound)
 
 
-def _insert(connection: Connection, family: list[tuple[int, str]], columns: int, bound: list[Any]) -> None:
-    place = 0
-    for size, statement in family:
-        width = size * columns
-        while len(bound) - place >= width:
-            connection.execute(statement, bound if width == len(bound) else bound[place : place + width])
-            place += width
+def _insert(connection: Connection, verb: str, table: str, columns: int, bound: list[Any]) -> None:
+    """Insert what is bound: up to 64 rows with a statement of just their number, more in portions of 64."""
+    count = len(bound) // columns
+    if count <= _ROWS:
+        connection.execute(_inserter(verb, table, columns, count), bound)
+        return
+    for place in range(0, count, _ROWS):
+        part = bound[place * columns : (place + _ROWS) * columns]
+        connection.execute(_inserter(verb, table, columns, len(part) // columns), part)

@@ -49,12 +49,12 @@ def too_old(position: int) -> SnapshotTooOldError:
     return SnapshotTooOldError(f"the store no longer keeps the snapshot at position {position}")
 
 
-def keys_of(request: CommitRequest) -> Iterable[Key]:
-    """Every key that judging and performing a request looks at."""
-    yield from request.reads
-    yield from request.guards
-    yield from request.writes
-    yield from request.fetch
+def collect(request: CommitRequest, wanted: set[Key]) -> None:
+    """Add every key that judging and performing a request looks at."""
+    wanted.update(request.reads)
+    wanted.update(request.guards)
+    wanted.update(request.writes)
+    wanted.update(request.fetch)
 
 
 class State:
@@ -76,6 +76,12 @@ class State:
         """Look up keys, and where the feed begins and ends."""
         ends = find(self.connection, keys, self.rows, with_feed=True)
         self.head, self.head_id, self.horizon, self.forgotten_fence = ends
+
+    def look_all(self, request: CommitRequest) -> None:
+        """Look up every key of a request."""
+        wanted: set[Key] = set()
+        collect(request, wanted)
+        self.look(list(wanted))
 
     def admit(self, request: CommitRequest) -> None:
         """Raises `UsageError` for a snapshot of another store, `SnapshotTooOldError` for one that is no longer

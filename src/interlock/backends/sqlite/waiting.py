@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from interlock.backends.sqlite.reading import Reader
-from interlock.errors import BackendError
+from interlock.errors import InterlockError
 from interlock.model import Token
 from interlock.ports import Runtime, Waiter
 from interlock.runtime import wake_all
@@ -90,7 +90,7 @@ class News:
                 if version != seen:
                     seen = version
                     self.tell(reader.head().position)
-            except BackendError:
+            except InterlockError:
                 reader = None
                 self.tell(-1)  # their next read says what is wrong
             time.sleep(_POLL_SECONDS)

@@ -26,23 +26,19 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from interlock.backends.sqlite.batch import Batch
-from interlock.backends.sqlite.connection import FULL, Connection, code_of, connect, failure, refuse_place
+from interlock.backends.sqlite.connection import CLOSED, FULL, Connection, code_of, connect, failure, refuse_place
 from interlock.backends.sqlite.jobs import CommitJob, FenceJob, Job, StopJob
 from interlock.backends.sqlite.locking import QueueLock
 from interlock.backends.sqlite.schema import prepare, since_boot
 from interlock.backends.sqlite.settling import settle
 from interlock.backends.sqlite.turns import Turns
-from interlock.backends.sqlite.statements import VALUE
 from interlock.backends.sqlite.watching import Watchdog
 from interlock.errors import BackendError, BackendUnavailableError, CommitUnknownError, InterlockError, UsageError
-from interlock.model import BoundBroken, CommitRefused, DuplicateTransaction, MergeRefused, Reply, Settled
+from interlock.model import BoundBroken, CommitRefused, DuplicateTransaction, Key, MergeRefused, Reply, Settled
 from interlock.runtime import wake_all
-
-CLOSED: Final = "this store is closed"
 
 _BATCH: Final = 128
 _PAGES: Final = 1000
@@ -249,7 +245,10 @@ class Writer:
     def _decide(self, connection: Connection, jobs: list[Job], answers: Answers, *, careful: bool = False) -> None:
         batch = Batch(connection, self._opened.store, self._opened.now(), self._known, self._new_id)
         batch.careful = careful
-        batch.look(list(dict.fromkeys(chain.from_iterable(job.keys() for job in jobs))))
+        wanted: set[Key] = set()
+        for job in jobs:
+            job.collect(wanted)
+        batch.look(list(wanted))
         results: Answers = []
         for job in jobs:
             try:
@@ -279,13 +278,11 @@ class Writer:
         if len(self._known) > _KNOWN:
             self._known.clear()
         self._known[batch.head] = batch.head_id
-        for position, identity, _, _ in batch.feed:
-            self._known[position] = identity
         if batch.feed:
-            written = sum(len(row[3] or b"") for row in batch.feed)
-            written += sum(len(row[VALUE] or b"") for row in batch.changed.values())
-            self._pages += 2 + len(batch.changed) + written // _PAGE_BYTES
-        self._pages += 3 * max(0, batch.head - self._position)
+            self._known[batch.position] = batch.feed[-1][1]
+            self._pages += 2 + len(batch.changed) + 2 * batch.bytes // _PAGE_BYTES
+        if batch.head > self._position:
+            self._pages += 3 * (batch.head - self._position)
         self._position = batch.position
 
     def _new_id(self, now: float) -> bytes:

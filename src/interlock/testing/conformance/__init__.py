@@ -47,6 +47,15 @@ _PARTS = (
     "sessions.reading",
     "sessions.merging",
     "sessions.ending",
+    "sessions.calling",
+    "sessions.nesting",
+    "sessions.beginning",
+    "sessions.remembering",
+    "sessions.snapshots",
+    "sessions.rules",
+    "sessions.floors",
+    "sessions.retrying",
+    "sessions.deadlines",
 )
 
 pytest.register_assert_rewrite(

@@ -45,6 +45,8 @@ class Dressed:
         found = getattr(self.inner, name)
         if name == "transactional":
             return functools.partial(_transactional, found)
+        if name == "invariant":
+            return functools.partial(_invariant, found)
         if name in _AWAITED:
             return functools.partial(_awaited, found)
         if callable(found):
@@ -95,6 +97,18 @@ def _called(call: Callable[..., Any], iterated: bool, *arguments: Any, **named: 
     given = {name: undressed(value) for name, value in named.items()}
     found = call(*[undressed(value) for value in arguments], **given)
     return _Rows(found) if iterated else dress(found)
+
+
+def _invariant(call: Callable[..., Any], name: Any, check: Any = None) -> Any:
+    if check is not None:
+        call(name, undressed(check))
+        return check
+
+    def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
+        call(name)(undressed(fn))
+        return fn
+
+    return decorate
 
 
 def _transactional(call: Callable[..., Any], **options: Any) -> Callable[..., Any]:

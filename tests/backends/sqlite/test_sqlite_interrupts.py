@@ -1,0 +1,328 @@
+"""Callers that go away while their commit is on its way: taken back, or told what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from sqlite_support import (
+    PATIENCE_SECONDS,
+    Store,
+    add,
+    key,
+    new_transaction,
+    number,
+    opened,
+    queue_held,
+    step,
+    value_of,
+    wait_until,
+)
+
+from interlock.backends.sqlite import SQLiteBackend
+from interlock.errors import UsageError
+from interlock.model import CommitRequest, Settled, Token
+
+TAKEN_BACK = "taken back"
+COMMITTED = "COMMITTED"
+
+
+def notes(error: BaseException) -> str:
+    return " ".join(getattr(error, "__notes__", ()))
+
+
+@contextmanager
+def slow_batches(backend: SQLiteBackend) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Batches stop before COMMIT: the first event says that one has, the second lets them go on."""
+    writer = backend._engine._writer
+    assert writer is not None
+    inner: Any = writer.connection
+    begun, allowed = threading.Event(), threading.Event()
+
+    class Slow:
+        def execute(self, statement: str, *arguments: Any) -> Any:
+            if statement == "COMMIT":
+                begun.set()
+                allowed.wait(PATIENCE_SECONDS)
+            return inner.execute(statement, *arguments)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(inner, name)
+
+    writer.connection = Slow()  # type: ignore[assignment]
+    try:
+        yield begun, allowed
+    finally:
+        allowed.set()
+        writer.connection = inner
+
+
+def request_of(token: Token, count: int = 1) -> CommitRequest:
+    return CommitRequest(new_transaction(), "t", "none", token, {}, {key("a", count): number(count)}, {})
+
+
+def test_a_cancelled_commit_that_waits_is_taken_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        backend = SQLiteBackend(tmp_path / "store.db", synchronous="OFF")
+        request = request_of(await backend.snapshot())
+        with queue_held(tmp_path / "store.db"):
+            task = asyncio.create_task(backend.commit(request))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError) as caught:
+                await task
+            assert TAKEN_BACK in notes(caught.value)
+        assert (await backend.outcome(request.transaction, fence=True))[0] is Settled.FENCED
+        await backend.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_cancelled_commit_that_has_begun_is_waited_for(tmp_path: Path, times: int) -> None:
+    async def main() -> None:
+        backend = SQLiteBackend(tmp_path / "store.db", synchronous="OFF", grace_seconds=PATIENCE_SECONDS)
+        request = request_of(await backend.snapshot())
+        with slow_batches(backend) as (begun, allowed):
+            task = asyncio.create_task(backend.commit(request))
+            await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
+            for _ in range(times):
+                task.cancel()
+                await asyncio.sleep(0)
+            assert not task.done()
+            allowed.set()
+            with pytest.raises(asyncio.CancelledError) as caught:
+                await task
+            assert COMMITTED in notes(caught.value)
+        assert (await backend.outcome(request.transaction, fence=True))[0] is Settled.COMMITTED
+        await backend.close()
+
+    asyncio.run(main())
+
+
+def test_an_interrupted_caller_does_not_wait_longer_than_grace_seconds(tmp_path: Path) -> None:
+    async def main() -> None:
+        backend = SQLiteBackend(tmp_path / "store.db", synchronous="OFF", grace_seconds=0.05)
+        request = request_of(await backend.snapshot())
+        with slow_batches(backend) as (begun, _):
+            task = asyncio.create_task(backend.commit(request))
+            await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError) as caught:
+                await task
+            assert "not known" in notes(caught.value)
+        await backend.close()
+
+    asyncio.run(main())
+
+
+def test_trio_works_and_its_cancellation_waits_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        backend = SQLiteBackend(tmp_path / "store.db", synchronous="OFF")
+        token = await backend.snapshot()
+        await backend.commit(request_of(token))
+        request = request_of(token, 2)
+        with slow_batches(backend) as (begun, allowed):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(backend.commit, request)
+                await trio.to_thread.run_sync(begun.wait, PATIENCE_SECONDS)
+                nursery.cancel_scope.cancel()
+                threading.Timer(0.05, allowed.set).start()
+            assert nursery.cancel_scope.cancelled_caught
+            assert allowed.is_set()
+        entries = (await backend.read([key("a", 1), key("a", 2)])).entries
+        assert [value_of(entry) for entry in entries] == [1, 2]
+        with queue_held(tmp_path / "store.db"), trio.move_on_after(0.02):
+            await backend.commit(request_of(token, 3))
+        assert (await backend.read([key("a", 3)])).entries == [None]
+        assert not await backend.wait(await backend.snapshot(), 0.01)
+        await backend.close()
+
+    trio.run(main)
+
+
+def test_cancelled_at_any_moment_notes_are_true(tmp_path: Path) -> None:
+    """600 commits, each cancelled after a random number of steps of the loop."""
+    chance = random.Random(5)
+
+    async def main() -> None:
+        backend = SQLiteBackend(tmp_path / "store.db", synchronous="OFF")
+        token = await backend.snapshot()
+        seen = {TAKEN_BACK: 0, COMMITTED: 0, "": 0}
+
+        async def one(count: int) -> None:
+            request = request_of(token, count)
+            task = asyncio.create_task(backend.commit(request))
+            for _ in range(chance.randrange(1, 40)):
+                await asyncio.sleep(0)
+            task.cancel()
+            try:
+                await task
+                said = ""
+            except asyncio.CancelledError as error:
+                said = next(word for word in (TAKEN_BACK, COMMITTED) if word in notes(error))
+            settled, _ = await backend.outcome(request.transaction, fence=True)
+            assert settled is (Settled.FENCED if said == TAKEN_BACK else Settled.COMMITTED)
+            seen[said] += 1
+
+        for turn in range(75):
+            await asyncio.gather(*(one(turn * 8 + part) for part in range(8)))
+        assert seen[TAKEN_BACK] > 0
+        assert seen[COMMITTED] > 0
+        await backend.close()
+
+    asyncio.run(main())
+
+
+class Interrupt(BaseException):
+    """What the signal handler of these tests raises."""
+
+
+@contextmanager
+def interrupts(stop: threading.Event) -> Iterator[None]:
+    """A signal comes to the main thread again and again, at random times."""
+    chance = random.Random(11)
+
+    def shoot() -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        while not stop.wait(chance.uniform(0.0002, 0.004)):
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+    def strike(number: int, frame: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGUSR1, strike)
+    thread = threading.Thread(target=shoot)
+    thread.start()
+    try:
+        yield
+    finally:
+        while True:
+            try:
+                stop.set()
+                thread.join()
+                signal.signal(signal.SIGUSR1, before)
+                break
+            except Interrupt:
+                continue
+
+
+def test_ctrl_c_at_any_moment_loses_nothing_and_notes_are_true(tmp_path: Path) -> None:
+    """A handler raises out of blocking commits for a second, as Ctrl-C does."""
+    with opened(tmp_path / "store.db") as store:
+        token = store.snapshot()
+        said: dict[int, str] = {}
+        requests: dict[int, CommitRequest] = {}
+        stop = threading.Event()
+        deadline = time.monotonic() + 1.5
+        count = 0
+        with interrupts(stop):
+            while time.monotonic() < deadline:
+                try:
+                    count += 1
+                    requests[count] = request_of(token, count)
+                    said[count] = "unsaid"
+                    step(store.backend.commit(requests[count]))
+                    said[count] = "returned"
+                except Interrupt as error:
+                    if count in said and said[count] == "unsaid":
+                        said[count] = notes(error) or "unsaid"
+        assert sum("unsaid" not in note and note != "returned" for note in said.values()) > 5
+        assert sum(note == "returned" for note in said.values()) > 5
+        for number_, note in said.items():
+            settled, _ = step(store.backend.outcome(requests[number_].transaction, fence=True))
+            if note == "returned" or COMMITTED in note:
+                assert settled is Settled.COMMITTED
+            elif TAKEN_BACK in note:
+                assert settled is Settled.FENCED
+        store.increment(key("after"))
+
+
+def test_ctrl_c_during_reads_leaks_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path / "store.db") as store:
+        store.commit({key("a", part): number(part) for part in range(50)})
+        old = store.snapshot()
+        store.commit({key("a", part): add(1) for part in range(50)})
+        stop = threading.Event()
+        deadline = time.monotonic() + 0.7
+        rounds = 0
+        with interrupts(stop):
+            while time.monotonic() < deadline:
+                try:
+                    assert store.value(key("a", 3), old) == 3
+                    assert len(store.feed()) == 2
+                    store.commit(reads={key("a", 1): store.entry(key("a", 1)).version})  # type: ignore[union-attr]
+                    rounds += 1
+                except Interrupt:
+                    pass
+        assert rounds > 5
+        assert store.value(key("a", 3)) == 4
+        reader = store.backend._engine.local.reader
+        assert not reader.connection.in_transaction
+        store.increment(key("a", 1))
+
+
+def test_closing_wakes_and_answers_everybody(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.db")
+    token = store.snapshot()
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            step(store.backend.wait(token, PATIENCE_SECONDS))
+        except UsageError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    wait_until(lambda: bool(store.backend._engine.news._waiting))
+    store.close()
+    store.close()
+    thread.join(PATIENCE_SECONDS)
+    assert len(errors) == 1
+    for call in (store.snapshot, lambda: store.feed(), lambda: store.commit({}, snapshot=token)):
+        with pytest.raises(UsageError, match="closed"):
+            call()
+    assert not (tmp_path / "store.db-wal").exists()
+
+
+def test_what_was_asked_before_closing_is_done(tmp_path: Path) -> None:
+    async def main() -> None:
+        backend = SQLiteBackend(tmp_path / "store.db", synchronous="OFF")
+        token = await backend.snapshot()
+        with queue_held(tmp_path / "store.db"):
+            tasks = [asyncio.create_task(backend.commit(request_of(token, count))) for count in range(300)]
+            await asyncio.sleep(0)
+            closing = asyncio.create_task(backend.close())
+            await asyncio.sleep(0)
+        await closing
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(getattr(result, "version", None) or isinstance(result, UsageError) for result in results)
+        done = sum(not isinstance(result, BaseException) for result in results)
+        assert done >= 128
+        with pytest.raises(UsageError):
+            await backend.commit(request_of(token))
+
+    asyncio.run(main())
+    with opened(tmp_path / "store.db") as store:
+        assert len(store.feed()) >= 128
+
+
+def test_a_store_that_is_forgotten_holds_up_nobody(tmp_path: Path) -> None:
+    """A program may end, or drop a store, without closing it."""
+    store = Store(tmp_path / "store.db")
+    store.increment(key("a"))
+    del store
+    with opened(tmp_path / "store.db") as again:
+        again.increment(key("a"))
+        assert again.value(key("a")) == 2

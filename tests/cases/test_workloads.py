@@ -1,0 +1,139 @@
+"""The workloads that the library promises to carry: one hot key, a crowd that thinks, escrow, and SIGKILL."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import interlock.sync
+from cases.support import World, everywhere, in_worlds, rows
+from cases.workers import Worker, checksum
+from interlock import InvariantError
+
+THINKING_SECONDS = 0.005
+
+
+def test_eight_processes_increment_one_key(tmp_path: Path) -> None:
+    """Default settings, 200 increments each: none lost, no error reaches anybody, and they take turns."""
+    url = f"sqlite:///{tmp_path}/case.db"
+    workers = [Worker("increment", url=url, key="n", times=200) for _ in range(8)]
+    for worker in workers:
+        worker.ready()
+    for worker in workers:
+        worker.go()
+    done = [worker.result() for worker in workers]
+    assert [one["errors"] for one in done] == [[]] * 8
+    seconds = sorted(one["seconds"] for one in done)
+    assert seconds[-1] <= 5 * seconds[0], (
+        f"the slowest process took {seconds[-1]:.2f} s, the fastest {seconds[0]:.2f} s"
+    )
+    with interlock.sync.open(url, agent="tester") as store:
+        assert store.resource("counters").read("n") == 1600
+        assert sum(1 for _ in store.log.changes()) == 1600
+
+
+@in_worlds("memory-sync", "sqlite-sync")
+async def test_sixteen_threads_think_over_one_key(world: World) -> None:
+    """100 read-modify-writes each with 5 ms of thinking in between: all succeed under the default policy."""
+    counters = world.open().resource("counters")
+
+    async def think_and_add(session: Any) -> None:
+        value = await session.read("n", 0)
+        time.sleep(THINKING_SECONDS)
+        await session.write("n", value + 1)
+
+    async def agent(number: int) -> int:
+        attempts = 0
+        for _ in range(100):
+            attempts += (await counters.run_detailed(think_and_add, agent=f"agent {number}")).attempts
+        return attempts
+
+    attempts = world.together(16, agent)
+    assert await counters.read("n") == 1600
+    assert sum(attempts) < 3 * 1600, "agents queue for the key instead of thinking in vain"
+
+
+@everywhere
+async def test_escrow_sells_each_unit_once_without_a_conflict(world: World) -> None:
+    stock = world.open().resource("stock")
+    async with stock.session() as session:
+        await session.write("units", 50)
+
+    async def buy(session: Any) -> None:
+        await session.add("units", -1, floor=0)
+
+    refusals: list[InvariantError] = []
+
+    async def agent(number: int) -> int:
+        try:
+            return int((await stock.run_detailed(buy, agent=f"agent {number}")).attempts)
+        except InvariantError as refused:
+            refusals.append(refused)
+            return 0
+
+    attempts = world.together(64, agent)
+    assert Counter(attempts) == {1: 50, 0: 14}
+    assert {(one.invariant, one.key, one.current, one.bound) for one in refusals} == {("floor", "units", 0, 0)}
+    assert await stock.read("units") == 0
+    assert len(await rows(world.open().log.changes())) == 51
+
+
+def test_kill_thirty_writers_and_lose_nothing(tmp_path: Path) -> None:
+    """Two processes commit all the time; one of them is killed without warning, and replaced, again and again."""
+    path = tmp_path / "case.db"
+    url = f"sqlite:///{path}"
+    survivor, breeder = Worker("write_until_told", url=url, name="survivor"), Worker("write_until_killed", url=url)
+    survivor.ready()
+    breeder.ready()
+    survivor.go()
+    acknowledged: dict[str, int] = {}
+    with interlock.sync.open(url, agent="tester") as store:
+        ledger = store.resource("ledger")
+        for number in range(30):
+            name = f"victim {number}"
+            acknowledged[name] = kill_after(breeder, name, 2 + number % 7)
+            lost_or_torn(ledger, acknowledged)
+        breeder.end()
+        survivor.go("stop")
+        told = survivor.result()
+        assert told["errors"] == []
+        acknowledged["survivor"] = told["count"]
+        lost_or_torn(ledger, acknowledged)
+        total = sum(ledger.read((name, "count"), 0) for name in acknowledged)
+        assert ledger.read("total") == total
+        assert sum(1 for _ in store.log.changes()) == total
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def kill_after(breeder: Worker, name: str, commits: int) -> int:
+    """Have a writer made, and kill it at whatever it does after that many commits; how many it was told of."""
+    breeder.go(name)
+    child, count, killed = 0, 0, False
+    while (line := breeder.line()) != "dead":
+        if line.startswith("child "):
+            child = int(line.removeprefix("child "))
+        else:
+            assert int(line) == count + 1
+            count = int(line)
+        if child and count >= commits and not killed:
+            os.kill(child, signal.SIGKILL)
+            killed = True
+    assert killed, f"{name} has ended by itself"
+    return count
+
+
+def lost_or_torn(ledger: Any, acknowledged: dict[str, int]) -> None:
+    """Every acknowledged commit is there, and of every commit everything."""
+    for name, count in acknowledged.items():
+        with ledger.session(isolation="snapshot") as session:
+            found = session.read((name, "count"), 0)
+            assert found >= count, f"{name} was told {count}, {found} are there"
+            parts = [session.read((name, part)) for part in ("a", "b", "c")]
+        assert parts == [checksum(name, part, found) for part in ("a", "b", "c")], f"a commit of {name} is torn"
