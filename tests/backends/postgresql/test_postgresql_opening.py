@@ -11,6 +11,7 @@ from typing import Any
 import asyncpg
 import psycopg
 import pytest
+import trio
 
 import interlock
 from interlock import sync
@@ -50,6 +51,43 @@ def test_both_worlds_share_a_store(postgresql_url: str, schema: str) -> None:
     asyncio.run(run())
     with sync.open(postgresql_url, agent="b", schema=schema) as store:
         assert store.resource("r", int).read("k") == 1
+
+
+def test_trio_is_served_too(postgresql_url: str, schema: str) -> None:
+    async def run() -> None:
+        async with interlock.open(postgresql_url, agent="a", schema=schema) as store:
+            resource = store.resource("r", int)
+            async with trio.open_nursery() as nursery:
+                for _ in range(8):
+                    nursery.start_soon(resource.run, _add_one)
+            assert await resource.read("k") == 8
+
+    async def _add_one(session: interlock.AgentSession[int]) -> None:
+        await session.write("k", await session.read("k", 0) + 1)
+
+    trio.run(run)
+
+
+def test_a_cancelled_commit_is_not_abandoned(postgresql_url: str, schema: str) -> None:
+    async def run() -> None:
+        store = Subject(PostgreSQLBackend(postgresql_url, schema=schema))
+        await store.commit({key("a"): put(0)})
+        done = 0
+        for turn in range(40):
+            request = await store.request({key("n", turn): put(turn)})
+            task = asyncio.ensure_future(store.backend.commit(request))
+            for _ in range(turn % 8):
+                await asyncio.sleep(0)
+            task.cancel()
+            try:
+                await task
+                done += 1
+            except asyncio.CancelledError as cancelled:
+                done += any("it was done" in note for note in getattr(cancelled, "__notes__", ()))
+        assert len(await store.listing()) == done + 1
+        await store.backend.close()
+
+    asyncio.run(run())
 
 
 def test_a_server_that_does_not_sync_is_refused(postgresql_url: str, schema: str) -> None:

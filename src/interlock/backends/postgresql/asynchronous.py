@@ -18,6 +18,7 @@ from typing import Any, Final
 import asyncpg
 
 from interlock.backends.postgresql import failures
+from interlock.backends.postgresql.elsewhere import ThreadedDriver
 from interlock.backends.postgresql.home import REPEATS, Home, Options, Row, check_server, welcome
 from interlock.backends.postgresql.schema import ensure
 from interlock.backends.postgresql.statements import statements
@@ -172,15 +173,12 @@ class AsyncDriver:
         self._options = options
         self._texts = statements(options.schema)
         self._pools: dict[asyncio.AbstractEventLoop, LoopPool] = {}
+        self._elsewhere: ThreadedDriver | None = None
         self._closed = False
 
-    async def _pool(self) -> LoopPool:
+    async def _pool(self, loop: asyncio.AbstractEventLoop) -> LoopPool:
         if self._closed:
             raise UsageError("this store is closed")
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            raise UsageError("PostgreSQL is used from asyncio, or from interlock.sync") from None
         pool = self._pools.get(loop)
         if pool is None or pool.closed:
             for other in [other for other in self._pools if other.is_closed()]:
@@ -189,13 +187,24 @@ class AsyncDriver:
             await pool.begin()
         return pool
 
+    def _other_loop(self) -> ThreadedDriver:
+        if self._closed:
+            raise UsageError("this store is closed")
+        if self._elsewhere is None:
+            self._elsewhere = ThreadedDriver(self._options)
+        return self._elsewhere
+
     async def fetch(
         self, name: str, arguments: Sequence[Any], *, at: Token | None = None, commits: bool = False, soft: bool = False
     ) -> tuple[list[Row], Home]:
         """See `interlock.backends.postgresql.home.Driver`."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return await self._other_loop().fetch(name, arguments, at=at, commits=commits, soft=soft)
         repeats = REPEATS
         while True:
-            pool = await self._pool()
+            pool = await self._pool(loop)
             connection = await pool.acquire()
             if commits:
                 return await self._commit(pool, connection, name, arguments, at, soft)
@@ -253,6 +262,8 @@ class AsyncDriver:
     def cut(self) -> None:
         """See `interlock.backends.postgresql.home.Driver`, as for `close`."""
         self._closed = True
+        if self._elsewhere is not None:
+            self._elsewhere.cut()
         pools, self._pools = self._pools, {}
         for loop, pool in pools.items():
             try:
@@ -262,7 +273,10 @@ class AsyncDriver:
 
     async def close(self) -> None:
         """Those of other loops are cut."""
-        own = self._pools.pop(asyncio.get_running_loop(), None)
+        try:
+            own = self._pools.pop(asyncio.get_running_loop(), None)
+        except RuntimeError:  # trio
+            own = None
         self.cut()
         if own is not None:
             await own.close()
