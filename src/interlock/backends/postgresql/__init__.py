@@ -35,8 +35,9 @@ new epoch, and if the one before was noted so, or the server's history has forke
 
 **What is known when a connection breaks.** An error that the server reports for a commit means that it was rolled
 back. If the connection breaks after a commit was sent, or the server says that it is shutting down, the answer is
-`CommitUnknownError`; before that it is `BackendUnavailableError`. Reads are repeated on a new connection. No setting of
-a session is used, so that a pooler may hand out another connection for every statement.
+`CommitUnknownError`; before that it is `BackendUnavailableError`. Reads are repeated on a new connection.
+A connection's epoch ends with the connection, so a pooler that changes the server's connection behind ours is not for
+this backend.
 """
 
 from interlock.backends.postgresql.backend import PostgreSQLBackend

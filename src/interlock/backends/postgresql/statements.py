@@ -12,12 +12,15 @@ from interlock.errors import UsageError
 
 _SHOWN = "{0} < $2::bigint AND {0} <> ALL ($3::bigint[])"
 
-_NEWEST = "(SELECT position FROM {s}.transaction ORDER BY position DESC LIMIT 1)"
 _CLOCK = (
     "greatest(extract(epoch FROM clock_timestamp())::float8,"
     " (SELECT at FROM {s}.transaction ORDER BY position DESC LIMIT 1))"
 )
-_HEAD = f"SELECT pg_current_snapshot()::text AS seen, {_NEWEST} AS newest, {_CLOCK} AS clock"
+_HEAD = (
+    "SELECT pg_current_snapshot()::text AS seen, n.position AS newest,"
+    " greatest(date_part('epoch', clock_timestamp()), n.at) AS clock"
+    " FROM (SELECT 1) one LEFT JOIN (SELECT position, at FROM {s}.transaction ORDER BY position DESC LIMIT 1) n ON true"
+)
 
 RECORD: Final = """t.position, t.id, t.at, t.agent, t.record, t.cleared, t.absent, t.absent_position, t.absent_nonce,
   ARRAY(SELECT coalesce(e.value, o.value) FROM unnest(t.puts) WITH ORDINALITY u (key, place)
