@@ -31,7 +31,7 @@ check: $(TEST_STAMP) ## Lint, format, types
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 pytest: $(TEST_STAMP) ## The tests alone (ARGS="-k sqlite")
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 format: $(TEST_STAMP) ## Bring the sources into the form that `make check` asks for
 	$(BIN)/ruff check --fix .

@@ -1,6 +1,6 @@
 """Real servers for the tests, found in the order: environment variable, pip package, system.
 
-A server is started once per run, on a free port of 127.0.0.1, below a new directory of its own; the process that
+A server is started once per run and test process, on a free port of 127.0.0.1, in new directories; the process that
 answers there has to be the one that was started, and it is stopped by its process id. PostgreSQL refuses to run as
 root: the server then runs as ``nobody``. The packages' own launchers make directories of other people readable for
 that, so only their binaries are used, copied to where ``nobody`` may read them if need be.

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cases.cancelling import at_every_suspension, cancelled_at
-from cases.faults import Pausing
+from cases.faults import Hooked, Pausing
 from cases.support import PATIENCE_SECONDS, World, awaited, everywhere, in_worlds, increment, put, rows
 from cases.workers import Worker
 from interlock import Outcome, SQLiteBackend, UsageError
@@ -99,6 +99,28 @@ def test_R091_interrupts_of_a_synchronous_program(tmp_path: Any) -> None:
         assert found["taken back but there"] == []
         assert found["value"] == found["committed"]
         assert 120 <= found["interrupts"] <= 150  # a few are lost where Python cannot raise them
+
+
+@everywhere
+async def test_R091_an_interrupt_after_the_commit_says_that_it_has_happened(world: World) -> None:
+    """Every so many commits the store cleans up after one. Whoever is interrupted there has committed."""
+    interrupts: list[BaseException] = []
+
+    def interrupt(name: str, args: tuple[Any, ...]) -> None:
+        if name == "compact":
+            interrupts.append(asyncio.CancelledError() if world.awaits else KeyboardInterrupt())
+            raise interrupts[-1]
+
+    stock = world.over(Hooked(world.backend(), interrupt)).resource("stock")
+    done = 0
+    while not interrupts:
+        try:
+            done = await stock.run(increment)
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            break
+    assert "COMMITTED" in " ".join(interrupts[0].__notes__)
+    assert await stock.read("n") == done + 1
+    assert await stock.run(increment) == done + 2
 
 
 @awaited

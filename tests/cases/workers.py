@@ -141,7 +141,7 @@ def open_together(directory: str, rounds: int, processes: int) -> list[int]:
 def _open_together(url: str, processes: int) -> int:
     starting_line, starter = os.pipe()
     children = []
-    for _ in range(processes):
+    for number in range(processes):
         child = os.fork()
         if child == 0:
             status = 1
@@ -149,7 +149,7 @@ def _open_together(url: str, processes: int) -> int:
                 os.close(starter)
                 os.read(starting_line, 1)
                 with interlock.sync.open(url, agent="worker") as store:
-                    store.resource("counters").run(_increment, "n")
+                    store.resource("counters").run(_add_to, str(number))
                 status = 0
             except BaseException:
                 traceback.print_exc()
@@ -161,7 +161,7 @@ def _open_together(url: str, processes: int) -> int:
     for child in children:
         assert os.waitpid(child, 0)[1] == 0
     with interlock.sync.open(url, agent="worker") as store:
-        return int(store.resource("counters").read("n"))
+        return int(store.resource("counters").read("total"))
 
 
 def fork_and_write(url: str, times: int) -> dict[str, Any]:

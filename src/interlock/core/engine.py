@@ -159,6 +159,11 @@ class Engine:
             pass
         except InterlockError as error:
             log.warning("compaction failed and will be tried again: %s", error)
+        except BaseException as interrupt:
+            interrupt.add_note(
+                "interlock: the transaction was COMMITTED; only the cleaning up after it was interrupted"
+            )
+            raise
 
     async def compact(self, limit: int) -> int:
         """Drop what is older than the store's history; returns how many things were dropped."""

@@ -10,14 +10,14 @@ nothing behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from interlock.backends.sqlite import change as changes
 from interlock.backends.sqlite import record as records
 from interlock.backends.sqlite.connection import Connection
 from interlock.backends.sqlite.statements import LISTED, UNLISTED, FeedRow, Row, put_current, put_feed
-from interlock.backends.sqlite.validation import State, author_of
+from interlock.backends.sqlite.validation import Known, State, author_of
 from interlock.errors import SnapshotTooOldError
 from interlock.model import (
     NONCE_MASK,
@@ -45,7 +45,7 @@ class Batch(State):
         connection: Connection,
         store: int,
         now: float,
-        known: Mapping[int, bytes],
+        known: Known,
         new_id: Callable[[float], bytes],
     ) -> None:
         super().__init__(connection, store, now, known)
@@ -54,6 +54,8 @@ class Batch(State):
         self.feed: list[FeedRow] = []
         self.ids: dict[bytes, bool] = {}
         """Ids that this batch records -> whether as committed."""
+        self.forgotten_fence: bytes | None = None
+        """The highest id of a fence that compaction has dropped."""
         self.careful = False
         """Look for duplicates before anything else, because writing has met one."""
         self.compacted = False
@@ -64,6 +66,16 @@ class Batch(State):
     def position(self) -> int:
         """The position of the newest commit, those of this batch included."""
         return self.head + len(self.feed)
+
+    def look(self, keys: Sequence[Key]) -> None:
+        """As `State.look`, and what compaction has forgotten, if it has come further."""
+        super().look(keys)
+        known = self.known
+        if known.horizon != self.horizon:
+            found = self.connection.execute("SELECT value FROM facts WHERE name = 'forgotten_fence'").fetchone()
+            known.forgotten_fence = found[0] if found else None
+            known.horizon = self.horizon
+        self.forgotten_fence = known.forgotten_fence
 
     # -- judging -------------------------------------------------------------------------------------------------------
     def commit(self, request: CommitRequest, checked: int) -> Reply:

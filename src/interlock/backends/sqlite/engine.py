@@ -40,7 +40,7 @@ from typing import Any, Final
 
 from interlock.backends.sqlite import locking
 from interlock.backends.sqlite.connection import CLOSED
-from interlock.backends.sqlite.jobs import Job, StopJob
+from interlock.backends.sqlite.jobs import CommitJob, Job, StopJob
 from interlock.backends.sqlite.reading import Reader
 from interlock.backends.sqlite.waiting import News
 from interlock.backends.sqlite.writer import Opened, Options, Writer
@@ -143,19 +143,20 @@ class Engine:
         return job.answer
 
     async def _interrupted(self, job: Job, error: BaseException) -> None:
-        """Take the job back, or wait for its answer a little longer; the error says which."""
+        """Take the job back, or wait for its answer a little longer; the error says what became of a commit."""
         if job.take():
-            error.add_note("interlock: the commit was taken back before it began; nothing was written")
+            if isinstance(job, CommitJob):
+                error.add_note("interlock: the commit was taken back before it began; nothing was written")
             return
         if isinstance(error, GeneratorExit):  # nobody looks at the answer, and nothing may be awaited here
             return
         try:
             await job.waiter.wait(self.options.grace_seconds, shielded=True)
         except BaseException as again:  # Ctrl-C once more
-            again.add_note(f"interlock: {_outcome(job)}")
+            _note_outcome(job, again)
             raise
         finally:
-            error.add_note(f"interlock: {_outcome(job)}")
+            _note_outcome(job, error)
 
     async def close(self, runtime: Runtime) -> None:
         """Finish what was asked for, then close the file. Later calls do nothing."""
@@ -209,12 +210,15 @@ class Engine:
         self._reset()
 
 
-def _outcome(job: Job) -> str:
+def _note_outcome(job: Job, error: BaseException) -> None:
+    if not isinstance(job, CommitJob):  # a fence or a batch of compaction: nothing that the caller has to know
+        return
     if not job.answered:
-        return "it is not known whether the commit happened; ask for the transaction's outcome"
-    if isinstance(job.answer, Reply):
-        return f"the commit had begun and was COMMITTED at position {job.answer.version[0]}"
-    return "the commit had begun and was refused; nothing was written"
+        error.add_note("interlock: it is not known whether the commit happened; ask for the transaction's outcome")
+    elif isinstance(job.answer, Reply):
+        error.add_note(f"interlock: the commit had begun and was COMMITTED at position {job.answer.version[0]}")
+    else:
+        error.add_note("interlock: the commit had begun and was refused; nothing was written")
 
 
 def _acquire(lock: Any, deadline: float) -> bool:

@@ -36,7 +36,7 @@ from interlock.backends.sqlite.statements import (
     find,
 )
 from interlock.backends.sqlite.trail import QUIET, back
-from interlock.backends.sqlite.validation import State, author_of, check_store, entry_of, too_old
+from interlock.backends.sqlite.validation import Known, State, author_of, check_store, entry_of, too_old
 from interlock.errors import BackendCorruptError, InterlockError, SnapshotTooOldError, UsageError
 from interlock.model import (
     NONCE_MASK,
@@ -274,7 +274,7 @@ class Reader:
             with self.lock:
                 self._begin()
                 try:
-                    state = State(self.connection, self.store, self.now(), {})
+                    state = State(self.connection, self.store, self.now(), Known())
                     state.look_all(request)
                     state.admit(request)
                     state.judge(request, request.snapshot.position)
@@ -295,7 +295,7 @@ class Reader:
             with self.lock:
                 self._begin()
                 try:
-                    state = State(self.connection, self.store, self.now(), {})
+                    state = State(self.connection, self.store, self.now(), Known())
                     state.look(())
                     try:
                         state.admit(request)

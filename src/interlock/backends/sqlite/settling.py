@@ -12,9 +12,34 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from typing import Any
 
 from interlock.backends.sqlite.connection import Connection
+from interlock.backends.sqlite.jobs import CommitJob, FenceJob, Job
 from interlock.backends.sqlite.statements import HEAD, FeedRow
+from interlock.errors import CommitUnknownError, InterlockError
+from interlock.model import Reply, Settled
+
+
+def decided(connection: Connection, job: Job, result: Any, found: dict[bytes, bool], error: InterlockError) -> Any:
+    """The answer to a job of such a batch, after everything is decided."""
+    if isinstance(result, Reply):
+        return result if found.get(result.token.detail, True) else error
+    if isinstance(job, FenceJob):
+        identity = job.transaction.to_bytes(16, "big")
+        row = connection.execute("SELECT record IS NOT NULL FROM feed WHERE id = ?", (identity,)).fetchone()
+        return Settled.COMMITTED if row and row[0] else Settled.FENCED
+    return error
+
+
+def unknown(job: Job, result: Any, error: InterlockError, second: Exception) -> InterlockError:
+    """The answer to a job of such a batch if that failed as well."""
+    if not isinstance(result, Reply):
+        return error
+    return CommitUnknownError(
+        f"COMMIT failed ({error}) and so did finding out what became of it ({second})",
+        transaction_id=f"{job.request.transaction:032x}" if isinstance(job, CommitJob) else "",
+    )
 
 
 def settle(connection: Connection, feed: Sequence[FeedRow], now: float) -> dict[bytes, bool]:

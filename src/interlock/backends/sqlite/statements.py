@@ -47,8 +47,7 @@ READ_ONE_AT: Final = (
     " FROM feed f LEFT JOIN current c ON c.key = ? WHERE f.position = ?"
 )
 _FEED_ENDS: Final = (
-    f"SELECT NULL, f.position, f.id, (SELECT position FROM ({HORIZON})),"
-    f" (SELECT value FROM facts WHERE name = 'forgotten_fence'), NULL, NULL FROM ({HEAD}) f"
+    f"SELECT NULL, f.position, f.id, (SELECT position FROM ({HORIZON})), NULL, NULL, NULL FROM ({HEAD}) f"
 )
 _FEW: Final = 8
 _AT_ONCE: Final = 512
@@ -67,9 +66,10 @@ def _finder(size: int, with_feed: bool) -> str:
 
 
 def find(connection: Connection, keys: Sequence[Key], rows: dict[Key, Row], *, with_feed: bool) -> Any:
-    """Put the rows of ``keys`` into ``rows``. ``with_feed``: also learn, in the same statement as the first few
-    hundred of them, the feed's (position, id) at the head, the horizon's position and the highest fence that was
-    forgotten."""
+    """Put the rows of ``keys`` into ``rows``.
+
+    ``with_feed``: also learn, in the same statement as the first few hundred of them, where the feed is: the newest
+    position and its id, and the position of the horizon."""
     ends = None
     place = 0
     while place < len(keys) or (with_feed and ends is None):
@@ -78,7 +78,7 @@ def find(connection: Connection, keys: Sequence[Key], rows: dict[Key, Row], *, w
         part += [0] * (size - len(part))
         found = connection.execute(_finder(size, with_feed and ends is None), part).fetchall()
         if with_feed and ends is None:
-            ends = found.pop(0)[1:5]
+            ends = found.pop(0)[1:4]
         for row in found:
             rows[row[0]] = row
         place += _AT_ONCE

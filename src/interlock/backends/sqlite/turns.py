@@ -1,14 +1,21 @@
-"""Whether a process keeps its turn for a moment after one of its commits was refused for a conflict.
+"""Two decisions about a writer's turns: when to begin one, and whether to keep one after a conflict.
 
-All processes that wait for their turn have read the same state. The first commits; if it then read again and queued at
-once, it would always be ahead of those that are refused after it, and win every round. So whoever is refused may come
-again before the others, and has then read what is newest. Agents that think for longer than that moment make it
-useless, so it is tried less and less often while nobody comes. This is for progress only, never for safety.
+**Beginning.** Of many callers that wait for one batch, the first that comes again would start the next batch alone,
+and all others would wait for its sync of the disk: every second batch would be a batch of one. So if the last batches
+had several jobs, the writer waits for as many before it takes its turn, while more keep coming, and never longer than
+the sync takes that it saves. A single caller is never waited with.
+
+**Keeping.** All processes that wait for their turn have read the same state. The first commits; if it then read
+again and queued at once, it would always be ahead of those that are refused after it, and win every round. So
+whoever is refused may come again before the others, and has then read what is newest. Agents that think for longer
+than that moment make it useless, so it is tried less and less often while nobody comes. This is for progress only,
+never for safety.
 """
 
 from __future__ import annotations
 
 import queue
+import time
 from typing import Final
 
 from interlock.backends.sqlite.jobs import Job
@@ -18,14 +25,37 @@ KEPT_SECONDS: Final = 0.002
 _DOUBLINGS: Final = 6
 
 
-class Turns:
-    """What the writer remembers of the turns that it kept."""
+_STEP_SECONDS: Final = 0.00003
+_IDLE_STEPS: Final = 3
+_DECAY: Final = 0.9
 
-    __slots__ = ("_in_vain", "_skips")
+
+class Turns:
+    """What the writer remembers of its turns."""
+
+    __slots__ = ("_expected", "_in_vain", "_skips", "_sync_seconds")
 
     def __init__(self) -> None:
         self._skips = 0
         self._in_vain = 0
+        self._expected = 1.0
+        self._sync_seconds = 0.0
+
+    def gather(self, jobs: queue.SimpleQueue[Job]) -> None:
+        """Before a turn, with one job in hand: wait for as many as came lately."""
+        if self._expected <= 1:
+            return
+        until = time.perf_counter() + min(self._sync_seconds, KEPT_SECONDS)
+        count, idle = jobs.qsize(), 0
+        while count + 1 < self._expected and idle < _IDLE_STEPS and time.perf_counter() < until:
+            time.sleep(_STEP_SECONDS)
+            before, count = count, jobs.qsize()
+            idle = idle + 1 if count == before else 0
+
+    def note(self, count: int, sync_seconds: float) -> None:
+        """A batch of so many jobs was committed; how long COMMIT took."""
+        self._expected = max(count, self._expected * _DECAY)
+        self._sync_seconds = sync_seconds
 
     def keep(self) -> bool:
         """Whether to keep the turn after a conflict."""

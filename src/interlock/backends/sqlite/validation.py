@@ -8,7 +8,7 @@ decided so far.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from interlock.backends.sqlite import record as records
@@ -57,25 +57,36 @@ def collect(request: CommitRequest, wanted: set[Key]) -> None:
     wanted.update(request.fetch)
 
 
+class Known:
+    """What a writer remembers between batches, so as not to ask again."""
+
+    __slots__ = ("forgotten_fence", "horizon", "ids")
+
+    def __init__(self) -> None:
+        self.ids: dict[int, bytes] = {}
+        """Positions -> ids that were in the feed; one is still there if it is not below the horizon."""
+        self.horizon = -1
+        self.forgotten_fence: bytes | None = None
+        """As of that horizon: they change together."""
+
+
 class State:
     """The newest state: the rows that were looked up, and where the feed begins and ends."""
 
-    def __init__(self, connection: Connection, store: int, now: float, known: Mapping[int, bytes]) -> None:
+    def __init__(self, connection: Connection, store: int, now: float, known: Known) -> None:
         self.connection = connection
         self.store = store
         self.now = now
         self.known = known
-        """Positions -> ids that were in the feed; one is still there if it is not below the horizon."""
         self.rows: dict[Key, Row] = {}
         self.head = -1
         self.head_id = b""
         self.horizon = 0
-        self.forgotten_fence: bytes | None = None
 
     def look(self, keys: Sequence[Key]) -> None:
         """Look up keys, and where the feed begins and ends."""
         ends = find(self.connection, keys, self.rows, with_feed=True)
-        self.head, self.head_id, self.horizon, self.forgotten_fence = ends
+        self.head, self.head_id, self.horizon = ends
 
     def look_all(self, request: CommitRequest) -> None:
         """Look up every key of a request."""
@@ -89,7 +100,7 @@ class State:
         token = request.snapshot
         check_store(token, self.store)
         position = token.position
-        known = self.head_id if position == self.head else self.known.get(position)
+        known = self.head_id if position == self.head else self.known.ids.get(position)
         if known is None:
             found = self.connection.execute("SELECT id FROM feed WHERE position = ?", (position,)).fetchone()
             known = found[0] if found else None

@@ -11,11 +11,8 @@ batch hears that nothing was written. If COMMIT itself fails: a full disk is a d
 would make the batch valid was not written in full; anything else is decided by
 `interlock.backends.sqlite.settling`.
 
-A process that was refused for a conflict keeps its turn for a moment: `interlock.backends.sqlite.turns`.
-
-The write-ahead log is copied into the database after about a thousand pages, so that its file is used again and
-again (a growing one makes each sync dearer), after the answers were given and still under the queue lock. The
-processes tell each other how far they have come through the queue file, so that they do not all do it.
+When a turn begins, and whether one is kept after a conflict, is in `interlock.backends.sqlite.turns`; when the
+write-ahead log is copied into the database, in `interlock.backends.sqlite.log`.
 """
 
 from __future__ import annotations
@@ -24,26 +21,27 @@ import copy
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from interlock.backends.sqlite import settling
 from interlock.backends.sqlite.batch import Batch
 from interlock.backends.sqlite.connection import CLOSED, FULL, Connection, code_of, connect, failure, refuse_place
-from interlock.backends.sqlite.jobs import CommitJob, FenceJob, Job, StopJob
+from interlock.backends.sqlite.jobs import Job, StopJob
 from interlock.backends.sqlite.locking import QueueLock
+from interlock.backends.sqlite.log import Log
 from interlock.backends.sqlite.schema import prepare, since_boot
-from interlock.backends.sqlite.settling import settle
 from interlock.backends.sqlite.turns import Turns
+from interlock.backends.sqlite.validation import Known
 from interlock.backends.sqlite.watching import Watchdog
-from interlock.errors import BackendError, BackendUnavailableError, CommitUnknownError, InterlockError, UsageError
-from interlock.model import BoundBroken, CommitRefused, DuplicateTransaction, Key, MergeRefused, Reply, Settled
+from interlock.errors import BackendUnavailableError, InterlockError, UsageError
+from interlock.model import BoundBroken, CommitRefused, DuplicateTransaction, Key, MergeRefused
 from interlock.runtime import wake_all
 
 _BATCH: Final = 128
-_PAGES: Final = 1000
-_PAGE_BYTES: Final = 4096
-_KNOWN: Final = 4096
+_IDS_KNOWN: Final = 4096
 _BUSY: Final = 5
 _REFUSALS: Final = (CommitRefused, DuplicateTransaction, BoundBroken, MergeRefused, InterlockError)
 
@@ -95,10 +93,10 @@ class Writer:
         self._watchdog = Watchdog(self._queue, options.busy_seconds, self._give_up)
         self._opened = Opened(0, 0.0)
         self._synchronous = options.synchronous
-        self._known: dict[int, bytes] = {}
-        self._pages = 0
-        self._position = 0
-        self._checkpointed = 0
+        self._known = Known()
+        self._log = Log()
+        self._conflict = False
+        """Whether the batch has refused anybody for a conflict."""
         self._stops: list[Job] = []
         self._stopped = False
         self._turns = Turns()
@@ -112,7 +110,9 @@ class Writer:
     # -- the turns -----------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         while not self._stopped:
-            self._turn(self._queue.get())
+            first = self._queue.get()
+            self._turns.gather(self._queue)
+            self._turn(first)
         while not self._queue.empty():
             answers: Answers = []
             self._refuse([], UsageError(CLOSED), answers)
@@ -126,36 +126,38 @@ class Writer:
             self._refuse([first], error, answers)
             self._answer(answers)
         else:
+            held = True
             try:
                 with self.working:
                     self._batch(jobs, answers)
-                conflict = any(type(answer) is CommitRefused for _, answer in answers)
-                kept = conflict and not self._stops and self._turns.keep()
-                if self._pages < _PAGES and not self._stops and not kept:
+                kept = self._conflict and not self._stops and self._turns.keep()
+                if not (kept or self._stops or self._log.is_due):
                     self.lock.release()
+                    held = False
                 self._answer(answers)
-                self._on_commit(self._position)
-                if kept:
-                    self._go_on()
-                if self._pages >= _PAGES:
-                    self._checkpoint()
+                if held:
+                    self._end_turn(kept)
             finally:
-                self._close_if_asked()
-                self.lock.release()
+                if held:
+                    self.lock.release()
         if self._stops:
             self._stopped = True
             self.lock.close()
             self._answer([(job, None) for job in self._stops])
 
-    def _go_on(self) -> None:
-        """Serve whoever comes again after a conflict, in the same turn."""
-        job = self._turns.next_job(self._queue)
+    def _end_turn(self, kept: bool) -> None:
+        """What is done after the answers, with the queue lock in hand."""
+        job = self._turns.next_job(self._queue) if kept else None
         if job is not None:
             answers: Answers = []
             with self.working:
                 self._batch([job], answers)
             self._answer(answers)
-            self._on_commit(self._position)
+        with self.working:
+            if self._log.is_due and self.connection is not None:
+                self._log.checkpoint(self.connection, self.lock)
+            if self._stops:
+                self._drop_connection()
 
     def _queue_up(self, first: Job) -> list[Job]:
         """Take the queue lock; the jobs that were looked at meanwhile."""
@@ -170,20 +172,17 @@ class Writer:
         return jobs
 
     def _rest(self, count: int) -> list[Job]:
-        """What is in the queue now."""
+        """What is in the queue now. Nobody else takes anything out while the writer does not wait for its turn."""
         jobs: list[Job] = []
-        try:
-            while len(jobs) < count:
-                jobs.append(self._queue.get_nowait())
-        except queue.Empty:
-            pass
+        while len(jobs) < count and not self._queue.empty():
+            jobs.append(self._queue.get_nowait())
         return jobs
 
     def _taken(self, jobs: list[Job]) -> list[Job]:
         """The jobs that are the writer's from now on, requests to stop set aside."""
         taken = []
         for job in jobs:
-            if isinstance(job, StopJob):
+            if type(job) is StopJob:
                 self._stops.append(job)
             elif job.take():
                 taken.append(job)
@@ -196,26 +195,20 @@ class Writer:
 
     def _give_up(self, late: list[Job]) -> None:
         """Answer jobs that the watchdog has taken."""
-        for job in late:
-            job.answer = BackendUnavailableError(
-                f"nothing was written: another process has held {self.lock.path} for longer than"
-                f" {self._options.busy_seconds:g} seconds"
-            )
-        self._wake(late)
+        held = (
+            f"nothing was written: another process has held {self.lock.path} for longer than"
+            f" {self._options.busy_seconds:g} seconds"
+        )
+        _wake([(job, BackendUnavailableError(held)) for job in late])
 
     def _answer(self, answers: Answers) -> None:
-        for job, answer in answers:
-            job.answer = answer
-        self._wake([job for job, _ in answers])
-
-    @staticmethod
-    def _wake(jobs: list[Job]) -> None:
-        for job in jobs:
-            job.answered = True
-        wake_all([job.waiter for job in jobs])
+        """The last thing that is done for a batch: from here on the callers compete for the interpreter."""
+        self._on_commit(self._log.position)
+        _wake(answers)
 
     # -- a batch -------------------------------------------------------------------------------------------------------
     def _batch(self, jobs: list[Job], answers: Answers) -> None:
+        self._conflict = False
         try:
             connection = self.connection or self._open()
             connection.execute("BEGIN IMMEDIATE")
@@ -225,17 +218,19 @@ class Writer:
         taken = self._taken(jobs + self._rest(_BATCH - len(jobs)))
         try:
             if taken:
-                self._set_synchronous(connection, all(not job.durable for job in taken))
+                self._set_synchronous(connection, taken)
                 self._decide(connection, taken, answers)
         except Exception as error:  # a fault of ours must not leave anybody waiting either
             answers[:] = [(job, self._failure(error)) for job in taken]
         finally:
             self._roll_back()
 
-    def _set_synchronous(self, connection: Connection, volatile: bool) -> None:
+    def _set_synchronous(self, connection: Connection, jobs: list[Job]) -> None:
         """A batch that the engine may lose in a crash is not synced; the next one that is brings it to the disk
         too."""
-        wanted = "NORMAL" if volatile and self._options.synchronous == "FULL" else self._options.synchronous
+        wanted = self._options.synchronous
+        if wanted == "FULL" and not any(job.durable for job in jobs):
+            wanted = "NORMAL"
         if wanted != self._synchronous:
             connection.execute("ROLLBACK")
             connection.execute(f"PRAGMA synchronous={wanted}")
@@ -254,6 +249,7 @@ class Writer:
             try:
                 results.append((job, job.perform(batch)))
             except _REFUSALS as refusal:
+                self._conflict = self._conflict or type(refusal) is CommitRefused
                 results.append((job, refusal.with_traceback(None)))
         if batch.feed or batch.compacted:
             try:
@@ -265,25 +261,25 @@ class Writer:
                 connection.execute("BEGIN IMMEDIATE")
                 self._decide(connection, jobs, answers, careful=True)
                 return
+            begun = time.perf_counter()
             try:
                 connection.execute("COMMIT")
             except sqlite3.Error as error:
                 self._decide_anew(error, batch, results, answers)
                 return
+            self._turns.note(len(jobs), time.perf_counter() - begun)
         self._advance(batch)
         answers += results
 
     def _advance(self, batch: Batch) -> None:
         """Note what is known after a batch."""
-        if len(self._known) > _KNOWN:
-            self._known.clear()
-        self._known[batch.head] = batch.head_id
+        ids = self._known.ids
+        if len(ids) > _IDS_KNOWN:
+            ids.clear()
+        ids[batch.head] = batch.head_id
         if batch.feed:
-            self._known[batch.position] = batch.feed[-1][1]
-            self._pages += 2 + len(batch.changed) + 2 * batch.bytes // _PAGE_BYTES
-        if batch.head > self._position:
-            self._pages += 3 * (batch.head - self._position)
-        self._position = batch.position
+            ids[batch.position] = batch.feed[-1][1]
+        self._log.note(batch)
 
     def _new_id(self, now: float) -> bytes:
         """An id that is nobody's transaction: ordered by time like the others, so that it goes to the end of the
@@ -301,7 +297,7 @@ class Writer:
     # -- trouble -------------------------------------------------------------------------------------------------------
     def _decide_anew(self, error: sqlite3.Error, batch: Batch, results: Answers, answers: Answers) -> None:
         """COMMIT has raised."""
-        self._known.clear()
+        self._known = Known()
         self._roll_back()
         if code_of(error) in (FULL, _BUSY):
             answers += [(job, failure(error, self.path)) for job, _ in results]
@@ -309,20 +305,15 @@ class Writer:
         self._drop_connection()
         try:
             connection = self._open()
-            found = settle(connection, batch.feed, batch.now)
+            found = settling.settle(connection, batch.feed, batch.now)
             for job, result in results:
-                answers.append((job, _settled(connection, job, result, found, failure(error, self.path))))
+                answer = settling.decided(connection, job, result, found, failure(error, self.path))
+                answers.append((job, answer))
         except (sqlite3.Error, InterlockError) as second:
             self._drop_connection()
-            answers[:] = [(job, self._unknown(job, result, error, second)) for job, result in results]
-
-    def _unknown(self, job: Job, result: Any, error: sqlite3.Error, second: Exception) -> Exception:
-        if not isinstance(result, Reply):
-            return failure(error, self.path)
-        return CommitUnknownError(
-            f"{self.path}: COMMIT failed ({error}) and so did finding out what became of it ({second})",
-            transaction_id=f"{job.request.transaction:032x}" if isinstance(job, CommitJob) else "",
-        )
+            answers[:] = [
+                (job, settling.unknown(job, result, failure(error, self.path), second)) for job, result in results
+            ]
 
     def _roll_back(self) -> None:
         if self.connection is not None and self.connection.in_transaction:
@@ -339,7 +330,6 @@ class Writer:
             except sqlite3.Error:
                 pass  # there is nothing more that can be done with it
 
-    # -- opening, checkpoints, closing ---------------------------------------------------------------------------------
     def _open(self) -> Connection:
         refuse_place(self.path)
         connection = connect(self.path, busy_seconds=self._options.busy_seconds, read_only=False)
@@ -354,38 +344,14 @@ class Writer:
         self._on_open(self._opened)
         return connection
 
-    def _checkpoint(self) -> None:
-        """Copy the write-ahead log into the database, unless another process has lately."""
-        try:
-            reached = self.lock.checkpointed()
-        except OSError:
-            reached = 0
-        if self._checkpointed < reached <= self._position:
-            self._checkpointed = reached
-            self._pages = 3 * (self._position - reached)
-        if self._pages < _PAGES or self.connection is None:
-            return
-        self._pages = 0
-        self._checkpointed = self._position
-        with self.working:
-            try:
-                self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-                self.lock.note_checkpoint(self._position)
-            except (sqlite3.Error, OSError):
-                pass  # it is tried again later; the log keeps everything
 
-    def _close_if_asked(self) -> None:
-        if self._stops:
-            with self.working:
-                self._drop_connection()
-
-
-def _settled(connection: Connection, job: Job, result: Any, found: dict[bytes, bool], error: BackendError) -> Any:
-    """The answer to a job of a batch whose COMMIT raised, after everything is decided."""
-    if isinstance(result, Reply):
-        return result if found.get(result.token.detail, True) else error
-    if isinstance(job, FenceJob):
-        identity = job.transaction.to_bytes(16, "big")
-        row = connection.execute("SELECT record IS NOT NULL FROM feed WHERE id = ?", (identity,)).fetchone()
-        return Settled.COMMITTED if row and row[0] else Settled.FENCED
-    return error
+def _wake(answers: Answers) -> None:
+    waiters = []
+    for job, answer in answers:
+        job.answer = answer
+        job.answered = True
+        waiters.append(job.waiter)
+    if len(waiters) == 1:
+        waiters[0].wake()
+    else:
+        wake_all(waiters)

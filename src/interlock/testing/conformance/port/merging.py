@@ -41,6 +41,11 @@ def merge(kind: str, *values: Any, floor: Any = None, ceiling: Any = None) -> Me
     return Merge(tuple(_operation(kind, value, floor, ceiling) for value in values))
 
 
+def _shown(value: Any) -> str:
+    """A value in a test's name: the same in every process, which the order of a set is not."""
+    return f"{sorted(value, key=repr) if isinstance(value, set) else value!r:.16}"
+
+
 _CASES: list[tuple[str, Any, list[Any], Any]] = [
     ("add", None, [5], 5),
     ("add", 10, [5, -7], 8),
@@ -70,7 +75,7 @@ _CASES: list[tuple[str, Any, list[Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("case", _CASES, ids=lambda case: f"{case[0]}-{case[1]!r:.12}")
+@pytest.mark.parametrize("case", _CASES, ids=lambda case: f"{case[0]}-{_shown(case[1])}")
 @in_both_worlds
 async def test_a_merge_is_applied_to_the_newest_value(world: World, case: tuple[str, Any, list[Any], Any]) -> None:
     kind, before, values, after = case
@@ -213,7 +218,7 @@ async def test_bounds_are_checked_after_each_operation_in_order(world: World) ->
         (10**4000 - 1, merge("add", 1)),
         ([b"x" * 1_000_000], merge("append", b"x" * 60_000)),
     ],
-    ids=lambda value: f"{value!r:.16}",
+    ids=lambda value: _shown(value),
 )
 @in_both_worlds
 async def test_a_merge_into_another_kind_or_too_large_is_refused(world: World, value: Any, wrong: Merge) -> None:
