@@ -244,6 +244,11 @@ def new_session(
         txn = parent
     session = kind(txn, resource)
     if parent is not None:
+        if chosen.idempotency_key is not None:
+            raise UsageError(
+                "a session that joins its parent has no commit of its own to bind idempotency_key= to; use run, whose "
+                "record the parent's commit writes, or pass detached=True"
+            )
         session._mark = writing.Mark(txn)
     if chosen.idempotency_key is not None:
         prepare(session, resource, chosen)

@@ -18,6 +18,7 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable
+from types import FunctionType, MethodType
 from typing import Any, Final
 
 import msgspec
@@ -143,17 +144,19 @@ def footprint_fingerprint(agent: str, written: Iterable[Key]) -> bytes:
 def call_fingerprint(agent: str, fn: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> bytes:
     """The fingerprint of a call: the agent and the arguments by name.
 
-    Raises `UsageError` for a lambda, for a function that closes over variables (they would not be bound), and for
-    arguments that have no stored form: pass ``idempotency_fingerprint=`` then."""
+    The object of a method is an argument like the others. Raises `UsageError` for a lambda, for a function that closes
+    over variables (they would not be bound), and for arguments that have no stored form: pass
+    ``idempotency_fingerprint=`` then."""
     inner, arguments, named = _look_through(fn, arguments, named)
+    if type(inner) is not FunctionType and (owner := _owner(inner)) is not None:
+        named = {**named, "": owner}
     try:
-        signature, plain_names = _bindable(inner)
-        if plain_names is not None and not named and len(arguments) == len(plain_names):
+        signature, plain_names = _bindable(getattr(inner, "__func__", inner))
+        plain = plain_names is not None and not named and type(inner) is not MethodType
+        if plain and plain_names is not None and len(arguments) == len(plain_names):
             values = dict(zip(plain_names, arguments, strict=True))
         else:
-            bound = signature.bind(None, *arguments, **named)
-            bound.apply_defaults()
-            values = dict(list(bound.arguments.items())[1:])
+            values = _bind(signature, inner, arguments, named)
     except TypeError as error:
         raise UsageError(f"{operation_name(inner)} cannot be called like this: {error}") from None
     try:
@@ -163,6 +166,24 @@ def call_fingerprint(agent: str, fn: Callable[..., Any], arguments: tuple[Any, .
             f"the arguments of {operation_name(inner)} cannot be part of a fingerprint ({error}); pass ids instead of "
             "objects, or pass idempotency_fingerprint="
         ) from error
+
+
+def _owner(inner: Any) -> Any:
+    """The object that a method or a callable object brings along; None for a class, whose name says enough."""
+    if type(inner) is MethodType:
+        return None if isinstance(inner.__self__, type) else inner.__self__
+    return None if hasattr(inner, "__wrapped__") or inspect.isbuiltin(inner) else inner
+
+
+def _bind(
+    signature: inspect.Signature, inner: Any, arguments: tuple[Any, ...], named: dict[str, Any]
+) -> dict[str, Any]:
+    """The arguments by name, the session left out, and under "" the object of a method."""
+    owner = {"": named[""]} if "" in named else {}
+    leading = 2 if type(inner) is MethodType else 1
+    bound = signature.bind(*[None] * leading, *arguments, **{name: named[name] for name in named if name})
+    bound.apply_defaults()
+    return dict(list(bound.arguments.items())[leading:]) | owner
 
 
 def _digest_call(agent: str, values: dict[str, Any]) -> bytes:

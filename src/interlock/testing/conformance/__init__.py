@@ -56,6 +56,8 @@ _PARTS = (
     "sessions.floors",
     "sessions.retrying",
     "sessions.deadlines",
+    "sessions.idempotency",
+    "sessions.keyed",
 )
 
 pytest.register_assert_rewrite(

@@ -345,7 +345,7 @@ async def test_policies_that_make_no_sense_are_refused(desk: Desk) -> None:
         {"cap_seconds": "1"},
     ):
         with pytest.raises(interlock.UsageError, match=next(iter(wrong))):
-            Policy(**wrong)  # type: ignore[arg-type]
+            Policy(**wrong)
     with pytest.raises(interlock.UsageError, match="RetryPolicy"):
         await desk.resource().run(increment, "a", retry=3)  # type: ignore[arg-type]
     with pytest.raises(interlock.UsageError, match="retry"):
