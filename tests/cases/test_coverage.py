@@ -36,7 +36,7 @@ def table() -> dict[str, tuple[str, str, str]]:
     return found
 
 
-def tested_files() -> dict[str, set[str]]:
+def files_of_tests() -> dict[str, set[str]]:
     """id -> the files that have a test of that name."""
     found: dict[str, set[str]] = {}
     for path in HERE.glob("test_*.py"):
@@ -52,7 +52,7 @@ def test_the_table_has_every_case_of_these_kinds() -> None:
 
 
 def test_every_case_is_tested_where_the_table_says_or_has_a_reason() -> None:
-    tested = tested_files()
+    tested = files_of_tests()
     for case, (_, file, reason) in table().items():
         assert file or len(reason.split()) > 3, f"{case} is neither tested nor put off with a reason"
         assert tested.pop(case, set()) == ({file} if file else set()), f"{case} is tested elsewhere than in {file!r}"

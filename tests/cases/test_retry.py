@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 import traceback
 from typing import Any
 
@@ -20,6 +21,7 @@ from interlock import (
     RetryPolicy,
 )
 from interlock.core.retry import backoff_seconds
+from interlock.gates import HOLD_SECONDS
 
 
 @in_worlds("memory-sync", "sqlite-sync")
@@ -204,6 +206,27 @@ async def test_R031_fifty_threads_on_one_hot_key_all_finish(world: World) -> Non
     attempts = world.together(50, lambda number: stock.run_detailed(increment, "hot", agent=f"writer {number}"))
     assert await stock.read("hot") == 50
     assert max(done.attempts for done in attempts) <= RetryPolicy().max_attempts
+
+
+@everywhere
+async def test_R031_a_detached_transaction_does_not_queue_behind_its_own_caller(world: World) -> None:
+    stock = world.open().resource("stock")
+    held: list[float] = []
+
+    async def body(session: Any) -> None:
+        await session.read("hot")
+        if session.attempt == 1:
+            await stock.run(put, "hot", 1, detached=True)
+        else:  # this attempt has its turn at the hot key
+            begun = time.monotonic()
+            await stock.run(increment, "hot", detached=True)
+            held.append(time.monotonic() - begun)
+            return
+        await session.write("hot", -1)
+
+    await stock.run(body)
+    assert held[0] < HOLD_SECONDS / 2
+    assert await stock.read("hot") == 2
 
 
 def test_R031_waits_grow_are_random_and_capped() -> None:

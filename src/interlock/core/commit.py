@@ -25,6 +25,7 @@ from interlock.core.transaction import Transaction
 from interlock.errors import CommitUnknownError, ConflictError, InvariantError, LimitExceededError
 from interlock.model import (
     ABSENT,
+    UNCHANGED,
     BoundBroken,
     CommitRefused,
     CommitRequest,
@@ -194,6 +195,8 @@ def _assemble(txn: Transaction, writes: dict[Key, Write], guards: dict[Key, Expe
                 reads[key] = entry.version
     else:
         reads = txn.expectations(txn.writes)
+        for key in [key for key, expected in reads.items() if expected is UNCHANGED]:
+            guards[key] = reads.pop(key)  # written blindly: not a read, for those who judge the feed
         observed = modes.observed_reads(read, reads)
     spans: tuple[Span, ...] = ()
     if txn.spans is not None:

@@ -338,8 +338,10 @@ def test_a_fence_outlives_its_record(store: Store) -> None:
     assert step(store.backend.compact(at)) > 0
     assert step(store.backend.compact(at)) == 0
     fresh = CommitRequest(late.transaction, "t", "none", store.snapshot(), {}, late.writes, {})
-    with pytest.raises(SnapshotTooOldError):
+    with pytest.raises(DuplicateTransaction):  # this writer remembers
         step(store.backend.commit(fresh))
+    with opened(store.backend.path) as other, pytest.raises(SnapshotTooOldError):
+        step(other.backend.commit(fresh))
     assert step(store.backend.outcome(late.transaction, fence=True))[0] is Settled.FORGOTTEN
     assert store.entry(key("a")) is None
 

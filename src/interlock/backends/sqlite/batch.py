@@ -22,11 +22,8 @@ from interlock.errors import SnapshotTooOldError
 from interlock.model import (
     NONCE_MASK,
     Author,
-    BoundBroken,
-    CommitRefused,
     CommitRequest,
     Key,
-    MergeRefused,
     Reply,
     Settled,
     Span,
@@ -54,10 +51,8 @@ class Batch(State):
         self.feed: list[FeedRow] = []
         self.ids: dict[bytes, bool] = {}
         """Ids that this batch records -> whether as committed."""
-        self.forgotten_fence: bytes | None = None
+        self.forgotten_fence = b""
         """The highest id of a fence that compaction has dropped."""
-        self.careful = False
-        """Look for duplicates before anything else, because writing has met one."""
         self.compacted = False
         self.bytes = 0
         """About how many bytes the records take."""
@@ -72,39 +67,41 @@ class Batch(State):
         super().look(keys)
         known = self.known
         if known.horizon != self.horizon:
-            found = self.connection.execute("SELECT value FROM facts WHERE name = 'forgotten_fence'").fetchone()
-            known.forgotten_fence = found[0] if found else None
+            facts = dict(
+                self.connection.execute("SELECT name, value FROM facts WHERE name LIKE 'forgotten%'").fetchall()
+            )
+            known.forgotten, known.forgotten_fence = facts.get("forgotten", b""), facts.get("forgotten_fence", b"")
             known.horizon = self.horizon
         self.forgotten_fence = known.forgotten_fence
+        known.outcomes.catch_up(self.connection, self.head)
 
     # -- judging -------------------------------------------------------------------------------------------------------
     def commit(self, request: CommitRequest, checked: int) -> Reply:
         """Judge a request and decide what it changes. Raises what `Backend.commit` raises, then nothing has
         changed."""
         identity = request.transaction.to_bytes(16, "big")
-        if self.careful or request.quiet or identity in self.ids:
-            self.refuse_duplicate(identity)
-        if self.forgotten_fence is not None and identity <= self.forgotten_fence:
+        self.refuse_duplicate(identity)
+        if identity <= self.forgotten_fence:
             raise SnapshotTooOldError("the transaction began before the oldest that the store still knows of")
-        try:
-            self.admit(request)
-            self.judge(request, checked)
-            return self.perform(request, identity)
-        except (CommitRefused, SnapshotTooOldError, BoundBroken, MergeRefused):
-            self.refuse_duplicate(identity)
-            raise
+        self.admit(request)
+        self.judge(request, checked)
+        return self.perform(request, identity)
 
     def settled(self, identity: bytes) -> Settled | None:
         """As `State.settled`, with what this batch has decided."""
         committed = self.ids.get(identity)
         if committed is None:
-            return super().settled(identity)
+            committed = self.known.outcomes.find(self.connection, identity)
+        if committed is None:
+            return None
         return Settled.COMMITTED if committed else Settled.FENCED
 
     def fence(self, transaction: TransactionId) -> Settled:
         """Record that a transaction will never commit, unless it is recorded already."""
         identity = transaction.to_bytes(16, "big")
         settled = self.settled(identity)
+        if settled is None and identity <= self.known.forgotten:
+            settled = Settled.FORGOTTEN
         if settled is None:
             self.feed.append((self.position + 1, identity, self.now, None))
             self.ids[identity] = False
@@ -160,7 +157,7 @@ class Batch(State):
         return change.rows, change.written, change.merged, change.cleared
 
     def flush(self) -> None:
-        """Write everything that was decided. Raises ``sqlite3.IntegrityError`` if an id is recorded already."""
+        """Write everything that was decided."""
         if self.changed:
             put_current(self.connection, self.changed.values())
         if self.feed:

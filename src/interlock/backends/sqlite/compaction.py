@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from interlock.backends.sqlite import outcomes
 from interlock.backends.sqlite import record as records
 from interlock.backends.sqlite.batch import Batch
 from interlock.backends.sqlite.statements import EXPIRES_AT, VALUE, FeedRow
@@ -114,6 +115,7 @@ def _drop(batch: Batch, before: float, limit: int, harvested: int) -> int:
     _raise_fact(batch, "forgotten", fences + commits)
     _raise_fact(batch, "forgotten_fence", fences)
     execute("DELETE FROM feed WHERE position < ?", (horizon,))
+    outcomes.drop(batch.connection, [row[1] for row in old[:-1]])
     batch.horizon = horizon
     return dropped
 

@@ -14,6 +14,7 @@ from typing import Final
 from interlock.backends.sqlite.batch import Batch
 from interlock.backends.sqlite.connection import Connection
 from interlock.backends.sqlite.locking import QueueLock
+from interlock.backends.sqlite.outcomes import TAIL, Outcomes
 
 _PAGES: Final = 1000
 _PAGE_BYTES: Final = 4096
@@ -44,7 +45,7 @@ class Log:
         """Whether it is long enough to be copied."""
         return self._pages >= _PAGES
 
-    def checkpoint(self, connection: Connection, lock: QueueLock) -> None:
+    def checkpoint(self, connection: Connection, lock: QueueLock, outcomes: Outcomes) -> None:
         """Copy it, unless another process has lately. Under the queue lock."""
         try:
             reached = lock.checkpointed()
@@ -54,6 +55,8 @@ class Log:
             if self.is_due:
                 self._pages = 0
                 self._checkpointed = self.position
+                if len(outcomes) >= TAIL // 2:
+                    outcomes.put_in(connection)
                 connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
                 lock.note_checkpoint(self.position)
         except (sqlite3.Error, OSError):

@@ -20,6 +20,7 @@ from typing import Final
 
 from interlock.backends.sqlite import record as records
 from interlock.backends.sqlite.connection import CLOSED, Connection, connect, failure
+from interlock.backends.sqlite.outcomes import recorded
 from interlock.backends.sqlite.statements import (
     COLUMNS,
     HEAD,
@@ -368,7 +369,7 @@ class Reader:
         identity = transaction.to_bytes(16, "big")
         try:
             with self.lock:
-                row = self._execute("SELECT position, id, at, record FROM feed WHERE id = ?", (identity,)).fetchone()
+                row = recorded(self.connection, identity)
                 if row is not None:
                     if row[3] is None:
                         return Settled.FENCED, None

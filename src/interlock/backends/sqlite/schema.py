@@ -15,12 +15,12 @@ So a commit of one key is two row writes and one entry of an index that grows at
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
 from typing import Any, Final
 
+from interlock.backends.sqlite import outcomes
 from interlock.backends.sqlite.connection import Connection
 from interlock.errors import BackendCorruptError, BackendUnavailableError, SchemaMismatchError
 
@@ -30,7 +30,8 @@ VERSION: Final = 1
 _TABLES: Final = (
     "CREATE TABLE current (key BLOB NOT NULL DEFAULT x'' PRIMARY KEY, position INTEGER, nonce INTEGER, value BLOB,"
     " expires_at REAL, trail, listed INTEGER) WITHOUT ROWID",
-    "CREATE TABLE feed (position INTEGER PRIMARY KEY, id BLOB UNIQUE, at REAL, record BLOB)",
+    "CREATE TABLE feed (position INTEGER PRIMARY KEY, id BLOB, at REAL, record BLOB)",
+    "CREATE TABLE outcome (id BLOB PRIMARY KEY, position INTEGER) WITHOUT ROWID",
     "CREATE TABLE expiry (expires_at REAL, key BLOB, PRIMARY KEY (expires_at, key)) WITHOUT ROWID",
     "CREATE TABLE facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
 )
@@ -65,6 +66,8 @@ def prepare(connection: Connection, path: str, synchronous: str, store: int) -> 
     if empty:
         _create(connection, store)
     facts = dict(connection.execute("SELECT name, value FROM facts").fetchall())
+    if connection.execute("SELECT max(position) FROM feed").fetchone()[0] > facts["indexed"] + outcomes.TAIL:
+        outcomes.put_in(connection)
     _set_clock(connection, facts)
     connection.execute("COMMIT")
     return facts
@@ -73,8 +76,10 @@ def prepare(connection: Connection, path: str, synchronous: str, store: int) -> 
 def _create(connection: Connection, store: int) -> None:
     for statement in _TABLES:
         connection.execute(statement)
-    connection.execute("INSERT INTO feed VALUES (0, ?, 0.0, NULL)", (os.urandom(16),))
-    connection.execute("INSERT INTO facts VALUES ('store', ?), ('harvested', 0)", (store.to_bytes(8, "big"),))
+    connection.execute("INSERT INTO feed VALUES (0, ?, 0.0, NULL)", (store.to_bytes(16, "big"),))
+    connection.execute(
+        "INSERT INTO facts VALUES ('store', ?), ('harvested', 0), ('indexed', 0)", (store.to_bytes(8, "big"),)
+    )
     connection.execute(f"PRAGMA application_id={APPLICATION}")
     connection.execute(f"PRAGMA user_version={VERSION}")
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from interlock.backends.sqlite.connection import Connection
 from interlock.backends.sqlite.jobs import CommitJob, FenceJob, Job
+from interlock.backends.sqlite.outcomes import recorded
 from interlock.backends.sqlite.statements import HEAD, FeedRow
 from interlock.errors import CommitUnknownError, InterlockError
 from interlock.model import Reply, Settled
@@ -27,8 +28,8 @@ def decided(connection: Connection, job: Job, result: Any, found: dict[bytes, bo
         return result if found.get(result.token.detail, True) else error
     if isinstance(job, FenceJob):
         identity = job.transaction.to_bytes(16, "big")
-        row = connection.execute("SELECT record IS NOT NULL FROM feed WHERE id = ?", (identity,)).fetchone()
-        return Settled.COMMITTED if row and row[0] else Settled.FENCED
+        row = recorded(connection, identity)
+        return Settled.COMMITTED if row is not None and row[3] is not None else Settled.FENCED
     return error
 
 
@@ -52,8 +53,8 @@ def settle(connection: Connection, feed: Sequence[FeedRow], now: float) -> dict[
     found: dict[bytes, bool] = {}
     position: int = execute(HEAD).fetchone()[0]
     for _, identity, _, record in feed:
-        row = execute("SELECT record IS NOT NULL FROM feed WHERE id = ?", (identity,)).fetchone()
-        found[identity] = row is not None and bool(row[0]) == (record is not None)
+        row = recorded(connection, identity)
+        found[identity] = row is not None and (row[3] is None) == (record is None)
         if row is None:
             position += 1
             execute("INSERT INTO feed VALUES (?, ?, ?, NULL)", (position, identity, now))

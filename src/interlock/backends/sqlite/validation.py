@@ -13,6 +13,7 @@ from typing import Final
 
 from interlock.backends.sqlite import record as records
 from interlock.backends.sqlite.connection import Connection
+from interlock.backends.sqlite.outcomes import Outcomes, recorded
 from interlock.backends.sqlite.statements import EXPIRES_AT, NONCE, POSITION, TRAIL, VALUE, Row, find
 from interlock.backends.sqlite.trail import QUIET
 from interlock.errors import SnapshotTooOldError, UsageError
@@ -60,14 +61,15 @@ def collect(request: CommitRequest, wanted: set[Key]) -> None:
 class Known:
     """What a writer remembers between batches, so as not to ask again."""
 
-    __slots__ = ("forgotten_fence", "horizon", "ids")
+    __slots__ = ("forgotten", "forgotten_fence", "horizon", "ids", "outcomes")
 
     def __init__(self) -> None:
         self.ids: dict[int, bytes] = {}
         """Positions -> ids that were in the feed; one is still there if it is not below the horizon."""
         self.horizon = -1
-        self.forgotten_fence: bytes | None = None
-        """As of that horizon: they change together."""
+        self.forgotten = self.forgotten_fence = b""
+        """What compaction has forgotten when the horizon came there, see `compaction`."""
+        self.outcomes = Outcomes()
 
 
 class State:
@@ -174,10 +176,10 @@ class State:
 
     def settled(self, identity: bytes) -> Settled | None:
         """What is recorded about an id."""
-        found = self.connection.execute("SELECT record IS NOT NULL FROM feed WHERE id = ?", (identity,)).fetchone()
-        if found is None:
+        row = recorded(self.connection, identity)
+        if row is None:
             return None
-        return Settled.COMMITTED if found[0] else Settled.FENCED
+        return Settled.COMMITTED if row[3] is not None else Settled.FENCED
 
     def refuse_duplicate(self, identity: bytes) -> None:
         """Raises `DuplicateTransaction` if the id is recorded already."""

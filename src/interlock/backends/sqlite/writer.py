@@ -155,7 +155,7 @@ class Writer:
             self._answer(answers)
         with self.working:
             if self._log.is_due and self.connection is not None:
-                self._log.checkpoint(self.connection, self.lock)
+                self._log.checkpoint(self.connection, self.lock, self._known.outcomes)
             if self._stops:
                 self._drop_connection()
 
@@ -237,9 +237,8 @@ class Writer:
             self._synchronous = wanted
             connection.execute("BEGIN IMMEDIATE")
 
-    def _decide(self, connection: Connection, jobs: list[Job], answers: Answers, *, careful: bool = False) -> None:
+    def _decide(self, connection: Connection, jobs: list[Job], answers: Answers) -> None:
         batch = Batch(connection, self._opened.store, self._opened.now(), self._known, self._new_id)
-        batch.careful = careful
         wanted: set[Key] = set()
         for job in jobs:
             job.collect(wanted)
@@ -252,15 +251,7 @@ class Writer:
                 self._conflict = self._conflict or type(refusal) is CommitRefused
                 results.append((job, refusal.with_traceback(None)))
         if batch.feed or batch.compacted:
-            try:
-                batch.flush()
-            except sqlite3.IntegrityError:
-                if careful:
-                    raise
-                connection.execute("ROLLBACK")
-                connection.execute("BEGIN IMMEDIATE")
-                self._decide(connection, jobs, answers, careful=True)
-                return
+            batch.flush()
             begun = time.perf_counter()
             try:
                 connection.execute("COMMIT")
@@ -279,6 +270,7 @@ class Writer:
         ids[batch.head] = batch.head_id
         if batch.feed:
             ids[batch.position] = batch.feed[-1][1]
+            self._known.outcomes.add(batch.feed)
         self._log.note(batch)
 
     def _new_id(self, now: float) -> bytes:

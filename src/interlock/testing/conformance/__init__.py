@@ -58,6 +58,8 @@ _PARTS = (
     "sessions.deadlines",
     "sessions.idempotency",
     "sessions.keyed",
+    "sessions.outcomes",
+    "sessions.following",
 )
 
 pytest.register_assert_rewrite(
