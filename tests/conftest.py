@@ -1,11 +1,28 @@
-"""What holds for every test."""
+"""What holds for every test, and the servers that tests share."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from collections.abc import Iterator
+
+import pytest
+
+from servers import POSTGRESQL, postgresql_server
 
 # A shell starts a background job with SIGINT ignored, and so would every process be that a test starts: then the tests
 # of Ctrl-C would wait for ever.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def postgresql_url() -> Iterator[str]:
+    """The URL of a PostgreSQL database that this process of the run may use."""
+    given = os.environ.get(POSTGRESQL)
+    if given:
+        yield given
+        return
+    with postgresql_server() as server:
+        yield server.url

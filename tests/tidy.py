@@ -60,6 +60,8 @@ DRIVERS: dict[str, set[str]] = {
     "asyncio": {"runtime", "backends", "demo", "cli", "testing"},
     "trio": {"runtime", "testing"},
     "sqlite3": {"backends.sqlite", "demo", "testing"},
+    "asyncpg": {"backends.postgresql.asynchronous"},
+    "psycopg": {"backends.postgresql.blocking"},
     "pydantic": {"core.typed"},
     "typer": {"cli", "demo"},
     "rich": {"cli", "demo"},

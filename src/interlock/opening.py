@@ -15,6 +15,7 @@ from interlock.ports import Backend
 _ALLOWED: dict[str, tuple[str, ...]] = {
     "memory": (),
     "sqlite": ("busy_seconds", "grace_seconds", "synchronous"),
+    "postgresql": ("schema", "connections", "durability", "grace_seconds", "connect_seconds"),
 }
 
 
@@ -28,7 +29,7 @@ def backend_for(url: str, options: dict[str, Any]) -> Backend:
     build = _SCHEMES.get(parts.scheme)
     if build is None or "://" not in url:
         raise UsageError(f"no backend for {url!r}; there are {', '.join(f'{scheme}://' for scheme in _SCHEMES)}")
-    if parts.query or parts.fragment:
+    if parts.fragment or (parts.query and parts.scheme != "postgresql"):
         raise UsageError(f"{url!r}: options are keyword arguments of open, not part of the URL")
     for name in options:
         if name not in _ALLOWED[parts.scheme]:
@@ -51,7 +52,17 @@ def _sqlite(url: str, host: str, path: str, options: dict[str, Any]) -> Backend:
     return SQLiteBackend(path[1:], **options)
 
 
-_SCHEMES: dict[str, Callable[[str, str, str, dict[str, Any]], Backend]] = {"memory": _memory, "sqlite": _sqlite}
+def _postgresql(url: str, host: str, path: str, options: dict[str, Any]) -> Backend:
+    from interlock.backends.postgresql import PostgreSQLBackend
+
+    return PostgreSQLBackend(url, **options)
+
+
+_SCHEMES: dict[str, Callable[[str, str, str, dict[str, Any]], Backend]] = {
+    "memory": _memory,
+    "sqlite": _sqlite,
+    "postgresql": _postgresql,
+}
 
 
 def for_async(backend: Backend) -> Backend:

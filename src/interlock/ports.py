@@ -54,6 +54,9 @@ class Capability(enum.Enum):
     """Several processes can share the store; it can be pickled as its URL."""
     DURABLE = "durable"
     """Acknowledged commits survive the death of every process that uses the store."""
+    TOTAL_ORDER = "total_order"
+    """The feed has one order, whoever reads it from wherever. Without it, commits that overlapped and do not depend on
+    each other may come in another order to another reader; each still comes once, behind all that it depends on."""
 
 
 @runtime_checkable

@@ -92,7 +92,9 @@ class MemoryBackend:
 
     suspends = False
     blocks = False
-    capabilities: frozenset[Capability] = frozenset((Capability.CLOCK, Capability.EXPIRY, Capability.HISTORY))
+    capabilities: frozenset[Capability] = frozenset(
+        (Capability.CLOCK, Capability.EXPIRY, Capability.HISTORY, Capability.TOTAL_ORDER)
+    )
     limits = Limits()
 
     def __init__(

@@ -15,8 +15,8 @@ any event loop. The suite closes what it has opened. Clean up files and servers 
 
 Every test runs in two worlds: awaited on asyncio over the backend itself, and stepped in plain synchronous code over
 its ``blocking()`` leaf. Nothing is skipped. For each capability that the backend does not declare, the test of that
-capability checks that using it raises `UnsupportedError` by its name (`DURABLE` alone has nothing that could be
-refused).
+capability checks that using it raises `UnsupportedError` by its name (`DURABLE` and `TOTAL_ORDER` have nothing that
+could be refused).
 
 - `port` tests the contract of `interlock.ports.Backend`, races with real threads included;
 - `machine` drives the backend and a reference model in plain Python (`reference`) with the same random steps;
