@@ -156,6 +156,7 @@ class Writer:
         with self.working:
             if self._log.is_due and self.connection is not None:
                 self._log.checkpoint(self.connection, self.lock, self._known.outcomes)
+                self._roll_back()  # what it could not end
             if self._stops:
                 self._drop_connection()
 
