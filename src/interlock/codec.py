@@ -271,6 +271,8 @@ def too_large(size: int) -> LimitExceededError:
 def freeze_element(value: Any, path: str = "$") -> bytes:
     """The form of one element of a stored list or set: msgpack without a tag."""
     raw: bytes = _pack(_lower(value, path, 1))
+    if len(raw) > VALUE_BYTES:
+        raise too_large(len(raw))
     return raw
 
 

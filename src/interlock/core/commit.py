@@ -33,6 +33,7 @@ from interlock.model import (
     Entry,
     Expectation,
     Key,
+    Merge,
     MergeRefused,
     Put,
     Reply,
@@ -203,7 +204,7 @@ def _assemble(txn: Transaction, writes: dict[Key, Write], guards: dict[Key, Expe
         spans = modes.validated_spans(mode, txn.spans, txn.invariant_spans or ())
     limits = txn.backend.limits
     if len(writes) > limits.writes or len(reads) > limits.reads or txn.size_bytes > limits.commit_bytes or spans:
-        _check_limits(txn, len(writes), len(reads), len(spans))
+        _check_limits(txn, writes, len(reads), len(spans))
     token, operation = txn.token, txn.operation
     assert token is not None
     return CommitRequest(
@@ -224,7 +225,8 @@ def _prepare(txn: Transaction, rules: list[Rules]) -> _Sending | None:
         if fingerprint is None:
             fingerprint = idempotency.footprint_fingerprint(txn.agent, _footprint(txn))
         sending.fingerprints[key] = fingerprint
-        sending.records[key] = record.put(fingerprint)
+        sending.records[key] = put = record.put(fingerprint)
+        txn.size_bytes += len(put.value)
         sending.record_expectations[key] = ABSENT
     return sending
 
@@ -260,21 +262,22 @@ async def _request(sending: _Sending) -> CommitRequest:
     return _assemble(txn, writes, guards)
 
 
-def _check_limits(txn: Transaction, writes: int, reads: int, spans: int) -> None:
+def _check_limits(txn: Transaction, writes: dict[Key, Write], reads: int, spans: int) -> None:
     limits = txn.backend.limits
-    if (
-        writes <= limits.writes
-        and reads <= limits.reads
-        and spans <= limits.spans
-        and txn.size_bytes <= limits.commit_bytes
-    ):
-        return
-    counts = (("writes", writes), ("reads", reads), ("spans", spans), ("commit_bytes", txn.size_bytes))
+    if txn.size_bytes > limits.commit_bytes:
+        txn.size_bytes = sum(_size(write) for write in writes.values())  # what was overwritten has counted so far
+    counts = (("writes", len(writes)), ("reads", reads), ("spans", spans), ("commit_bytes", txn.size_bytes))
     for name, found in counts:
         allowed: int = getattr(limits, name)
         if found > allowed:
             what = f"a transaction of {found} {name.replace('_', ' ')} is larger than {allowed}; split it"
             raise LimitExceededError(what, limit=name, allowed=allowed, found=found)
+
+
+def _size(write: Write) -> int:
+    if type(write) is Put:
+        return len(write.value)
+    return sum(len(operation.operand) for operation in write.operations) if type(write) is Merge else 0
 
 
 async def _compute_chains(txn: Transaction, writes: dict[Key, Write], guards: dict[Key, Expectation]) -> None:
@@ -285,6 +288,7 @@ async def _compute_chains(txn: Transaction, writes: dict[Key, Write], guards: di
         value = txn.chained(key, None if entry is None else entry.value)
         if value is not None:
             writes[key] = Put(value)
+            txn.size_bytes += len(value)
             guards[key] = modes.expectation(entry)
 
 

@@ -61,6 +61,7 @@ _PARTS = (
     "sessions.outcomes",
     "sessions.following",
     "sessions.typing",
+    "sessions.bounds",
 )
 
 pytest.register_assert_rewrite(
