@@ -181,7 +181,7 @@ class AsyncDriver:
             raise UsageError("this store is closed")
         pool = self._pools.get(loop)
         if pool is None or pool.closed:
-            for other in [other for other in self._pools if other.is_closed()]:
+            for other in [each for each in list(self._pools) if each.is_closed()]:  # other threads add to it meanwhile
                 self._pools.pop(other, None)
             pool = self._pools[loop] = LoopPool(self._options, self._texts)
             await pool.begin()
