@@ -187,60 +187,71 @@ class Interrupt(BaseException):
     """What the signal handler of these tests raises."""
 
 
-@contextmanager
-def interrupts(stop: threading.Event) -> Iterator[None]:
-    """A signal comes to the main thread again and again, at random times."""
-    chance = random.Random(11)
+class Strikes:
+    """A signal comes to the main thread again and again, at random times; its handler raises, once for each `aim`."""
 
-    def shoot() -> None:
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+        self._aimed = False
+
+    @property
+    def go_on(self) -> bool:
+        """Whether there is time left."""
+        return time.monotonic() < self._end
+
+    def aim(self) -> None:
+        """From now on the handler raises."""
+        self._aimed = True
+
+    def rest(self) -> None:
+        """From now on it does not."""
+        self._aimed = False
+
+    def _strike(self, number: int, frame: object) -> None:
+        if self._aimed:
+            self._aimed = False
+            raise Interrupt
+
+    def _shoot(self) -> None:
+        chance = random.Random(11)
         main = threading.main_thread().ident
         assert main is not None
-        while not stop.wait(chance.uniform(0.0002, 0.004)):
+        while not self._over.wait(chance.uniform(0.0002, 0.004)):
             signal.pthread_kill(main, signal.SIGUSR1)
 
-    def strike(number: int, frame: object) -> None:
-        raise Interrupt
+    def __enter__(self) -> Strikes:
+        self._over = threading.Event()
+        self._before = signal.signal(signal.SIGUSR1, self._strike)
+        self._thread = threading.Thread(target=self._shoot)
+        self._thread.start()
+        return self
 
-    before = signal.signal(signal.SIGUSR1, strike)
-    thread = threading.Thread(target=shoot)
-    thread.start()
-    try:
-        yield
-    finally:
-        while True:
-            try:
-                stop.set()
-                thread.join()
-                signal.signal(signal.SIGUSR1, before)
-                break
-            except Interrupt:
-                continue
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+        signal.signal(signal.SIGUSR1, self._before)
 
 
 def test_ctrl_c_at_any_moment_loses_nothing_and_notes_are_true(tmp_path: Path) -> None:
-    """A handler raises out of blocking commits for a second, as Ctrl-C does."""
+    """A handler raises out of blocking commits for a while, as Ctrl-C does."""
     with opened(tmp_path / "store.db") as store:
         token = store.snapshot()
-        said: dict[int, str] = {}
-        requests: dict[int, CommitRequest] = {}
-        stop = threading.Event()
-        deadline = time.monotonic() + 1.5
-        count = 0
-        with interrupts(stop):
-            while time.monotonic() < deadline:
+        said: list[tuple[CommitRequest, str]] = []
+        with Strikes(1.5) as strikes:
+            while strikes.go_on:
+                request = request_of(token, len(said))
                 try:
-                    count += 1
-                    requests[count] = request_of(token, count)
-                    said[count] = "unsaid"
-                    step(store.backend.commit(requests[count]))
-                    said[count] = "returned"
+                    strikes.aim()
+                    step(store.backend.commit(request))
+                    said.append((request, "returned"))
+                    strikes.rest()
                 except Interrupt as error:
-                    if count in said and said[count] == "unsaid":
-                        said[count] = notes(error) or "unsaid"
-        assert sum("unsaid" not in note and note != "returned" for note in said.values()) > 5
-        assert sum(note == "returned" for note in said.values()) > 5
-        for number_, note in said.items():
-            settled, _ = step(store.backend.outcome(requests[number_].transaction, fence=True))
+                    if not said or said[-1][0] is not request:
+                        said.append((request, notes(error)))
+        assert sum(TAKEN_BACK in note or COMMITTED in note for _, note in said) > 5
+        assert sum(note == "returned" for _, note in said) > 5
+        for request, note in said:
+            settled, _ = step(store.backend.outcome(request.transaction, fence=True))
             if note == "returned" or COMMITTED in note:
                 assert settled is Settled.COMMITTED
             elif TAKEN_BACK in note:
@@ -253,16 +264,16 @@ def test_ctrl_c_during_reads_leaks_nothing(tmp_path: Path) -> None:
         store.commit({key("a", part): number(part) for part in range(50)})
         old = store.snapshot()
         store.commit({key("a", part): add(1) for part in range(50)})
-        stop = threading.Event()
-        deadline = time.monotonic() + 0.7
         rounds = 0
-        with interrupts(stop):
-            while time.monotonic() < deadline:
+        with Strikes(0.7) as strikes:
+            while strikes.go_on:
                 try:
+                    strikes.aim()
                     assert store.value(key("a", 3), old) == 3
                     assert len(store.feed()) == 2
                     store.commit(reads={key("a", 1): store.entry(key("a", 1)).version})  # type: ignore[union-attr]
                     rounds += 1
+                    strikes.rest()
                 except Interrupt:
                     pass
         assert rounds > 5
