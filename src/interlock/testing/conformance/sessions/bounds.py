@@ -81,7 +81,7 @@ async def test_what_was_overwritten_does_not_count(desk: Desk) -> None:
 
 
 @at_desk
-async def test_values_have_a_largest_size(desk: Desk) -> None:
+async def test_values_are_bounded(desk: Desk) -> None:
     things = desk.resource()
     largest = "x" * (codec.VALUE_BYTES - 6)
     async with things.session() as session:

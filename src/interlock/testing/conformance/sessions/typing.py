@@ -66,7 +66,7 @@ class Dog(msgspec.Struct, tag="dog"):
     """The other one."""
 
     name: str
-    age: float | None = None
+    weight: float | None = None
 
 
 class Point(msgspec.Struct, tag=7, array_like=True):
