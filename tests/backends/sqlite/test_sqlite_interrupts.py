@@ -30,7 +30,7 @@ from sqlite_support import (
 
 from interlock.backends.sqlite import SQLiteBackend
 from interlock.errors import UsageError
-from interlock.model import CommitRequest, Settled, Token
+from interlock.model import CommitRequest, Settled, Span, Token
 
 TAKEN_BACK = "taken back"
 COMMITTED = "COMMITTED"
@@ -337,3 +337,21 @@ def test_a_store_that_is_forgotten_holds_up_nobody(tmp_path: Path) -> None:
     with opened(tmp_path / "store.db") as again:
         again.increment(key("a"))
         assert again.value(key("a")) == 2
+
+
+def test_a_transaction_that_an_interrupt_has_left_open_shows_nothing_old(tmp_path: Path) -> None:
+    with opened(tmp_path / "store.db") as store:
+        store.commit({key("a"): number(1)})
+        reader = store.backend._engine.local.reader
+        looks = (
+            lambda: store.value(key("a")),
+            lambda: len(store.feed()),
+            lambda: store.snapshot().position,
+            lambda: len(step(store.backend.history(key("a")))),
+            lambda: value_of(step(store.backend.scan(Span(key("a"), key("b")))).items[0][1]),
+        )
+        for count, look in enumerate(looks, 2):
+            reader.connection.execute("BEGIN")
+            assert reader.connection.execute("SELECT count(*) FROM feed").fetchone() == (count,)
+            store.commit({key("a"): add(1)})
+            assert look() == count

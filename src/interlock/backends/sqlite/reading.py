@@ -108,6 +108,7 @@ class Reader:
         """A token of everything committed so far."""
         try:
             with self.lock:
+                self._fresh()
                 return self._token_of(*self._execute(HEAD).fetchone())
         except sqlite3.Error as error:
             raise self.failed(error) from None
@@ -116,6 +117,7 @@ class Reader:
         """A number that changes whenever another connection has committed."""
         try:
             with self.lock:
+                self._fresh()
                 return int(self._execute("PRAGMA data_version").fetchone()[0])
         except sqlite3.Error as error:
             raise self.failed(error) from None
@@ -130,6 +132,7 @@ class Reader:
         """See `Backend.read`."""
         try:
             with self.lock:
+                self._fresh()
                 if at is not None:
                     check_store(at, self.store)
                 if len(keys) == 1:
@@ -211,6 +214,7 @@ class Reader:
         """See `Backend.scan`."""
         try:
             with self.lock:
+                self._fresh()
                 if at is not None:
                     check_store(at, self.store)
                 token = self._token_of(*self._execute(HEAD).fetchone()) if at is None else at
@@ -251,6 +255,7 @@ class Reader:
         """See `Backend.history`."""
         try:
             with self.lock:
+                self._fresh()
                 horizon = self._execute(HORIZON).fetchone()[0]
                 row: Row | None = self._execute(f"SELECT {COLUMNS} FROM current WHERE key = ?", (key,)).fetchone()
                 found: list[tuple[Entry, Author | None]] = []
@@ -273,14 +278,15 @@ class Reader:
         """Judge a request that writes nothing against one committed state. Raises as `Backend.commit` does."""
         try:
             with self.lock:
-                self._begin()
+                self._fresh()
                 try:
+                    self._execute("BEGIN")
                     state = State(self.connection, self.store, self.now(), Known())
                     state.look_all(request)
                     state.admit(request)
                     state.judge(request, request.snapshot.position)
                 finally:
-                    self._end()
+                    self._fresh()
                 token = self._token_of(state.head, state.head_id)
                 version = (state.head, int.from_bytes(state.head_id[8:], "big"))
                 return Reply(version, token, state.now, None, state.fetched(request))
@@ -294,8 +300,9 @@ class Reader:
         `DuplicateTransaction`."""
         try:
             with self.lock:
-                self._begin()
+                self._fresh()
                 try:
+                    self._execute("BEGIN")
                     state = State(self.connection, self.store, self.now(), Known())
                     state.look(())
                     try:
@@ -307,17 +314,13 @@ class Reader:
                         state.refuse_duplicate(request.transaction.to_bytes(16, "big"))
                         raise
                 finally:
-                    self._end()
+                    self._fresh()
                 return state.head
         except sqlite3.Error as error:
             raise self.failed(error) from None
 
-    def _begin(self) -> None:
-        if self.connection.in_transaction:  # an interrupt came between an earlier begin and its end
-            self._execute("ROLLBACK")
-        self._execute("BEGIN")
-
-    def _end(self) -> None:
+    def _fresh(self) -> None:
+        """End a transaction that an interrupt has left open: whoever reads in it would never see anything new."""
         if self.connection.in_transaction:
             self._execute("ROLLBACK")
 
@@ -326,6 +329,7 @@ class Reader:
         """See `Backend.changes`."""
         try:
             with self.lock:
+                self._fresh()
                 if since is not None:
                     check_store(since, self.store)
                 begin = self._token_of(*self._execute(HORIZON).fetchone()) if since is None else since
@@ -369,6 +373,7 @@ class Reader:
         identity = transaction.to_bytes(16, "big")
         try:
             with self.lock:
+                self._fresh()
                 row = recorded(self.connection, identity)
                 if row is not None:
                     if row[3] is None:
