@@ -62,6 +62,7 @@ _PARTS = (
     "sessions.following",
     "sessions.typing",
     "sessions.bounds",
+    "sessions.machine",
 )
 
 pytest.register_assert_rewrite(

@@ -322,3 +322,24 @@ async def test_a_session_that_is_too_old_is_run_again(desk: Desk) -> None:
 
     await things.run(agent)
     assert seen[-2:] == [3, 3]
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+@at_desk
+async def test_two_absences_are_equal(desk: Desk, mode: interlock.Isolation) -> None:
+    """A key that was created and removed again since it was found absent is no conflict, however it was found so."""
+    things = desk.resource()
+    await fill(things, {"removed": 1})
+    async with things.session() as session:
+        await session.delete("removed")
+    for key in ("never", "removed"):
+        session = await things.begin(isolation=mode)
+        assert await session.read(key) is None
+        await fill(things, {key: 5})
+        async with things.session() as other:
+            await other.delete(key)
+        await session.check()
+        await session.write(key, 1)
+        await session.write("other", key)
+        await session.commit()
+    assert await contents(things) == {"never": 1, "other": "removed", "removed": 1}
