@@ -51,6 +51,7 @@ def run(
         Path | None, typer.Option(file_okay=False, exists=True, help="Where stores are made: choose the disk.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file, for a document.")] = None,
     plot: Annotated[Path | None, typer.Option(file_okay=False, help="Write plots to this directory.")] = None,
     plot_format: Annotated[Kind, typer.Option(help="The form of the plots.")] = Kind.svg,
 ) -> None:
@@ -60,6 +61,8 @@ def run(
     report.show(found, console)
     if json_file is not None:
         found.write(json_file)
+    if markdown is not None:
+        found.write_markdown(markdown)
     if plot is not None:
         try:
             plots.draw(found, plot, plot_format.value)

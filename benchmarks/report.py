@@ -1,10 +1,11 @@
-"""Tables for people, JSON for programs."""
+"""Tables for people, JSON for programs, Markdown for README.md."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from rich.table import Table
 
 from benchmarks.measure import Figures, Ratio
 from benchmarks.scale import Point
+
+_MARKUP = re.compile(r"\[/?[a-z]+\]")
 
 
 @dataclass(slots=True)
@@ -29,16 +32,38 @@ class Report:
         """As JSON."""
         path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n", encoding="utf-8")
 
+    def write_markdown(self, path: Path) -> None:
+        """As tables for a document."""
+        path.write_text("\n".join(_markdown(self)), encoding="utf-8")
+
 
 def show(report: Report, console: Console) -> None:
     """All tables that have rows."""
     facts = ", ".join(f"{name} {value}" for name, value in report.machine.items() if name != "command")
     console.print(f"[bold]{report.machine['command']}[/bold]\n{facts}", highlight=False)
+    for table in _tables(report):
+        console.print(table)
+
+
+def _markdown(report: Report) -> Iterator[str]:
+    facts = ", ".join(f"{name} {value}" for name, value in report.machine.items() if name != "command")
+    yield f"`{report.machine['command']}`: {facts}\n"
+    for table in _tables(report):
+        yield f"**{table.title}**\n"
+        cells = [[str(cell).replace("\n", " ") for cell in (column.header, *column.cells)] for column in table.columns]
+        for number, row in enumerate(zip(*cells, strict=True)):
+            yield "| " + " | ".join(_MARKUP.sub("", cell) for cell in row) + " |"
+            if number == 0:
+                yield "|---" + "|---:" * (len(row) - 1) + "|"
+        yield ""
+
+
+def _tables(report: Report) -> Iterator[Table]:
     for group in dict.fromkeys(figures.group for figures in report.cells):
-        console.print(_cells_table(group, [figures for figures in report.cells if figures.group == group]))
+        yield _cells_table(group, [figures for figures in report.cells if figures.group == group])
     for backend, axis in dict.fromkeys((point.backend, point.axis) for point in report.scale):
         points = [point for point in report.scale if (point.backend, point.axis) == (backend, axis)]
-        console.print(_scale_table(f"{backend}: us for each call, by the number of {axis}", points))
+        yield _scale_table(f"{backend}: us for each call, by the number of {axis}", points)
 
 
 def _cells_table(group: str, rows: Sequence[Figures]) -> Table:

@@ -117,6 +117,10 @@ def test_a_table_and_a_file_say_the_same(small: Report, tmp_path: Path) -> None:
     text = console.export_text()
     assert "0.70" in text
     assert "missed" in text
+    small.write_markdown(tmp_path / "found.md")
+    markdown = (tmp_path / "found.md").read_text("utf-8")
+    assert "| good | 70 | 2.000 | 3.000 | 7,142.9 | 0.70 (0.70-0.70) met |" in markdown
+    assert "| call, figure | 10 | 100 |\n|---|---:|---:|\n" in markdown
     small.write(tmp_path / "found.json")
     found = json.loads((tmp_path / "found.json").read_text("utf-8"))
     assert [cell["name"] for cell in found["cells"]] == ["floor", "good", "bad"]
