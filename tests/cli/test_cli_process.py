@@ -40,8 +40,8 @@ def interlock(
     return done
 
 
-@pytest.mark.skipif(not SCRIPT.exists(), reason="the package is not installed beside this interpreter")
 def test_the_console_script(store: Path) -> None:
+    assert SCRIPT.exists(), "install the package first: make test does"
     assert interlock(store, "get", "stock", "sku-1", program=[str(SCRIPT)]).stdout == "3\n"
     assert interlock(store, "get", "stock", "nothing", program=[str(SCRIPT)], status=1).stdout == ""
     assert "Usage: interlock" in interlock(store, "--help", program=[str(SCRIPT)]).stdout

@@ -150,8 +150,7 @@ class Engine:
             raise UsageError("this session was begun before os.fork(); begin a new one in the child")
 
     async def housekeep(self) -> None:
-        """Count a commit; compact a batch when it is time. A failure is logged, never raised: the commit has
-        happened."""
+        """Compact a batch. A failure is logged, never raised: the commit after which this comes has happened."""
         self.commits = 0
         try:
             await self.compact(HOUSEKEEPING_LIMIT)
