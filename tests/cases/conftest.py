@@ -9,10 +9,15 @@ import pytest
 
 from cases.support import World
 
+SERVERS = ("postgresql",)
+"""Engines whose server is started by a fixture that is named after them."""
+
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     """The world that `cases.support.in_worlds` names, with nothing stored in it yet."""
-    made = World(request.param, tmp_path)
+    engine = request.param.partition("-")[0]
+    server = request.getfixturevalue(f"{engine}_url") if engine in SERVERS else ""
+    made = World(request.param, tmp_path, server)
     yield made
     made.close()

@@ -1,9 +1,9 @@
-"""What the tests of this folder share: four worlds, and the store objects that a test opens in them.
+"""What the tests of this folder share: the worlds, and the store objects that a test opens in them.
 
-A world is an engine (memory, SQLite) and a colour (async, sync). Each test body is written once, as an async
-function over the names of `interlock`. In an async world it is awaited on asyncio. In a sync world the very same body
-runs over `interlock.sync`, whose objects are lifted into awaitable ones that are ready at once, and is driven to its
-end by one ``send(None)``. A body therefore awaits nothing but stores, and gives way by `World.give_way`.
+A world is an engine (memory, SQLite, PostgreSQL) and a colour (async, sync). Each test body is written once, as an
+async function over the names of `interlock`. In an async world it is awaited on asyncio. In a sync world the very same
+body runs over `interlock.sync`, whose objects are lifted into awaitable ones that are ready at once, and is driven to
+its end by one ``send(None)``. A body therefore awaits nothing but stores, and gives way by `World.give_way`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import functools
 import inspect
 import itertools
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -21,8 +22,7 @@ import pytest
 
 import interlock
 import interlock.sync
-from interlock.backends.memory import MemoryBackend
-from interlock.backends.sqlite import SQLiteBackend
+from interlock.opening import backend_for
 
 T = TypeVar("T")
 Body = Callable[..., Coroutine[Any, Any, None]]
@@ -129,19 +129,28 @@ async def _rows(call: Callable[..., Iterator[Any]], args: Any, named: Any) -> As
 
 
 class World:
-    """One engine in one colour, and the stores that a test opens there."""
+    """One engine in one colour, and the stores that a test opens there.
 
-    def __init__(self, name: str, directory: Path) -> None:
+    ``server`` is the URL of the engine's server, if it has one: the world is then a schema of its own there."""
+
+    def __init__(self, name: str, directory: Path, server: str = "") -> None:
         self.engine, self.colour = name.split("-")
         self.path = directory / "case.db"
-        self.url = f"memory://case-{next(_serial)}" if self.engine == "memory" else f"sqlite:///{self.path}"
+        self.options: dict[str, Any] = {}
+        self.url = server
+        if self.engine == "memory":
+            self.url = f"memory://case-{next(_serial)}"
+        elif self.engine == "sqlite":
+            self.url = f"sqlite:///{self.path}"
+        elif self.engine == "postgresql":
+            self.options = {"schema": f"case_{os.getpid()}_{next(_serial)}"}
         self.awaits = self.colour == "async"
         self._opened: list[Any] = []
         self._runner: asyncio.Runner | None = None
 
     def open(self, **settings: Any) -> Any:
         """A store object; every one that is opened in this world sees the same data."""
-        return self._keep(self._colour.open(self.url, **{"agent": "tester", **settings}))
+        return self._keep(self._colour.open(self.url, **{"agent": "tester", **self.options, **settings}))
 
     def over(self, backend: Any, **settings: Any) -> Any:
         """A store object over a backend that the test has made."""
@@ -149,9 +158,17 @@ class World:
 
     def backend(self) -> Any:
         """A new backend object of the world's data, to be wrapped."""
-        if self.engine == "memory":
-            return MemoryBackend(self.url.removeprefix("memory://"))
-        return SQLiteBackend(self.path)
+        return backend_for(self.url, self.options)
+
+    @property
+    def place(self) -> tuple[str, dict[str, Any]]:
+        """What another process needs to open the same store."""
+        return self.url, self.options
+
+    @property
+    def is_server(self) -> bool:
+        """Whether the engine is a process of its own, whose calls really wait."""
+        return self.engine not in ("memory", "sqlite")
 
     @property
     def _colour(self) -> Any:
@@ -197,6 +214,19 @@ class World:
         finally:
             if self._runner is not None:
                 self._runner.close()
+            if self.engine == "postgresql":
+                drop_schema(self.url, self.options["schema"])
+
+
+def drop_schema(url: str, name: str) -> bool:
+    """Remove a PostgreSQL store; whether there was one."""
+    import psycopg
+    from psycopg import sql
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        found = connection.execute("SELECT count(*) FROM pg_namespace WHERE nspname = %s", [name]).fetchone()
+        connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(name)))
+    return found == (1,)
 
 
 class Thread(Generic[T]):
@@ -238,9 +268,14 @@ def in_worlds(*names: str) -> Callable[[Body], Callable[..., None]]:
     return decorate
 
 
-everywhere = in_worlds("memory-async", "memory-sync", "sqlite-async", "sqlite-sync")
-awaited = in_worlds("memory-async", "sqlite-async")
+ENGINES: Final = ("memory", "sqlite", "postgresql")
+
+everywhere = in_worlds(*(f"{engine}-{colour}" for engine in ENGINES for colour in ("async", "sync")))
+awaited = in_worlds(*(f"{engine}-async" for engine in ENGINES))
+stepped = in_worlds(*(f"{engine}-sync" for engine in ENGINES))
+between_processes = in_worlds(*(f"{engine}-sync" for engine in ENGINES if engine != "memory"))
 on_sqlite = in_worlds("sqlite-async", "sqlite-sync")
+on_postgresql = in_worlds("postgresql-async", "postgresql-sync")
 
 
 async def increment(session: Any, key: str = "n") -> int:

@@ -64,21 +64,27 @@ def ways(stock: Any) -> dict[str, Callable[[int], Coroutine[Any, Any, None]]]:
 
 @awaited
 async def test_R091_cancel_at_every_await_then_commit_something_else(world: World) -> None:
-    for pausing in (True, False):
+    for pausing in (False,) if world.is_server else (True, False):  # calls of a server suspend by themselves
         backend = Pausing(world.backend()) if pausing else world.backend()
         stock, second = world.over(backend).resource("stock"), world.open().resource("stock")
         for name, way in ways(stock).items():
             cancels = 0
             async for number, cancelled in at_every_suspension(way):
                 cancels += cancelled
-                left = await second.read("left", 0)
-                assert left == await second.read("right", 0), f"{name}, cancelled at await {number}: half done"
+                left, right = await halves(second)
+                assert left == right, f"{name}, cancelled at await {number}: half done"
                 assert cancelled or left == number
                 async with asyncio.timeout(PATIENCE_SECONDS / 10):
                     await stock.run(put, "unrelated", [name, number])
                 assert await second.read("unrelated") == [name, number]
                 assert_nobody_writes(world)
-            assert cancels >= (8 if pausing else 0)
+            assert cancels >= (8 if pausing else 4 if world.is_server else 0)
+
+
+async def halves(stock: Any) -> tuple[int, int]:
+    """Both keys of `transfer` at one moment: a commit that nobody waits for any more may land between two reads."""
+    async with stock.session(isolation="snapshot") as session:
+        return await session.read("left", 0), await session.read("right", 0)
 
 
 def assert_nobody_writes(world: World) -> None:
@@ -237,13 +243,15 @@ async def test_R095_a_coroutine_that_is_closed_while_its_commit_is_in_flight(wor
 
 @awaited
 async def test_R095_cancelled_twice_at_every_await(world: World) -> None:
-    stock = world.over(Pausing(world.backend())).resource("stock")
+    backend = world.backend() if world.is_server else Pausing(world.backend())
+    stock = world.over(backend).resource("stock")
     for name, way in ways(stock).items():
         number = 0
         while True:
             number += 1
             stepped, task = await cancelled_at(number, way(number), times=2)
-            assert await stock.read("left", 0) == await stock.read("right", 0), f"{name} at {number}"
+            left, right = await halves(stock)
+            assert left == right, f"{name} at {number}"
             if stepped.suspensions < number:
                 task.result()
                 break

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 
-from cases.support import Thread, World, awaited, in_worlds, increment, put, rows
+from cases.support import Thread, World, awaited, increment, put, rows, stepped
 from interlock import UsageError
 
 
@@ -61,7 +61,7 @@ async def test_R083_a_generator_that_is_closed_elsewhere_closes_its_session(worl
     assert await rows(stock.scan()) == [("here", 1), ("in a task", 1)]
 
 
-@in_worlds("memory-sync", "sqlite-sync")
+@stepped
 async def test_R083_a_plain_generator_that_is_closed_elsewhere_too(world: World) -> None:
     stock = world.open().resource("stock").inner
 
@@ -110,7 +110,7 @@ async def test_R084_a_session_does_not_leak_into_threads_and_tasks(world: World)
     assert [key for key, _ in await rows(stock.scan())] == ["n2", "n3", "n4", "n5", "n6"]
 
 
-@in_worlds("memory-sync", "sqlite-sync")
+@stepped
 async def test_R084_a_synchronous_session_does_not_either(world: World) -> None:
     stock = world.open().resource("stock").inner
 
@@ -133,7 +133,7 @@ async def test_R084_a_synchronous_session_does_not_either(world: World) -> None:
     assert stock.read("after the session has ended") == 1
 
 
-@in_worlds("memory-sync", "sqlite-sync")
+@stepped
 async def test_R084_a_session_is_used_by_one_thread_at_a_time(world: World) -> None:
     stock = world.open().resource("stock").inner
     inside, go_on = threading.Event(), threading.Event()
@@ -186,7 +186,7 @@ async def test_R088_a_session_is_entered_once(world: World) -> None:
             await session.write("k", "third")
 
 
-@in_worlds("memory-async", "sqlite-async")
+@awaited
 async def test_R089_one_store_on_two_loops_in_turn_and_on_two_at_once(world: World) -> None:
     """Opened on this loop; used on loops of asyncio and trio in other threads, in turn and together, on one hot key."""
     counters = world.open().resource("counters")

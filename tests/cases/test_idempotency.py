@@ -13,7 +13,7 @@ import pytest
 import interlock
 from cases.cancelling import at_every_suspension
 from cases.faults import Pausing
-from cases.support import PATIENCE_SECONDS, World, awaited, everywhere, increment, put, rows
+from cases.support import PATIENCE_SECONDS, World, awaited, between_processes, everywhere, increment, put, rows
 from cases.workers import Worker
 from interlock import IdempotencyMismatchError, LimitExceededError, Outcome, UsageError
 from interlock.backends.memory import MemoryBackend
@@ -97,9 +97,9 @@ async def test_R037_fifty_equal_tasks_are_one(world: World) -> None:
     assert await account.read("total") == 5
 
 
-def test_R037_equal_calls_of_two_processes_are_one(tmp_path: Any) -> None:
-    url = f"sqlite:///{tmp_path}/case.db"
-    workers = [Worker("charge", url=url, calls=25, keys=8) for _ in range(2)]
+@between_processes
+async def test_R037_equal_calls_of_two_processes_are_one(world: World) -> None:
+    workers = [Worker("charge", url=world.place, calls=25, keys=8) for _ in range(2)]
     for worker in workers:
         worker.ready()
     for worker in workers:
@@ -113,8 +113,7 @@ def test_R037_equal_calls_of_two_processes_are_one(tmp_path: Any) -> None:
         fresh[key] = fresh.get(key, 0) + (not replayed)
     assert set(fresh.values()) == {1}
     assert all(len(found) == 1 for found in values.values())
-    with interlock.sync.open(url, agent="tester") as store:
-        assert store.resource("account").read("total") == 8
+    assert await world.open().resource("account").read("total") == 8
 
 
 @everywhere

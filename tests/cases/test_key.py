@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cases.support import World, everywhere, increment, put, put_all, rows
+from cases.support import World, drop_schema, everywhere, increment, put, put_all, rows
 from interlock import LimitExceededError, UsageError
 from interlock.keys import KEY_BYTES, NAME_BYTES
 
@@ -183,9 +183,15 @@ async def test_R124_names_are_never_part_of_a_statement(world: World) -> None:
         entry = await resource.entry(evil[0])
         assert (entry.agent, entry.value) == (name, evil[0])
     assert len(await rows(store.log.changes())) == len(evil) * (len(evil) + 1)
+    name = "x'; DROP TABLE current; --"
     for option in ("table", "table_prefix", "schema", "pragma"):
-        with pytest.raises(UsageError, match=option):
-            world.open(**{option: "x'; DROP TABLE current; --"})
+        if option not in world.options:
+            with pytest.raises(UsageError, match=option):
+                world.open(**{option: name})
+        else:
+            assert await world.open(**{option: name}).resource(evil[0]).read(evil[0]) is None
+            assert await store.resource(evil[0]).read(evil[0]) == evil[0]
+            assert drop_schema(world.url, name), "the name was taken literally"
 
 
 @everywhere

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cases.faults import Broken
-from cases.support import World, awaited, everywhere, in_worlds, increment, put, rows, step
+from cases.support import World, awaited, everywhere, increment, put, rows, step, stepped
 from interlock import (
     BackendUnavailableError,
     ConflictError,
@@ -24,7 +24,7 @@ from interlock.core.retry import backoff_seconds
 from interlock.gates import HOLD_SECONDS
 
 
-@in_worlds("memory-sync", "sqlite-sync")
+@stepped
 async def test_R027_signals_end_the_call_at_once(world: World) -> None:
     stock = world.open().resource("stock")
     for signal in (KeyboardInterrupt(), SystemExit(3), GeneratorExit(), asyncio.CancelledError()):
@@ -200,7 +200,7 @@ async def test_R031_fifty_writers_of_one_hot_key_all_finish(world: World) -> Non
     assert sum(attempts) <= 4 * 50, "the losers queue for the key instead of meeting again and again"
 
 
-@in_worlds("memory-sync", "sqlite-sync")
+@stepped
 async def test_R031_fifty_threads_on_one_hot_key_all_finish(world: World) -> None:
     stock = world.open().resource("stock")
     attempts = world.together(50, lambda number: stock.run_detailed(increment, "hot", agent=f"writer {number}"))

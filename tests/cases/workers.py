@@ -24,6 +24,9 @@ import interlock.sync
 
 TESTS = Path(__file__).parent.parent
 
+Place = str | tuple[str, dict[str, Any]]
+"""A URL, or a URL and the options of `interlock.open` (`cases.support.World.place`)."""
+
 
 class Worker:
     """A process that does one of the jobs below."""
@@ -80,6 +83,12 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
+def opened(place: Place, agent: str) -> interlock.sync.Store:
+    """The store at a place."""
+    url, options = (place, {}) if isinstance(place, str) else place
+    return interlock.sync.open(url, agent=agent, **options)
+
+
 def begin() -> None:
     """Say that everything is there, and wait to be told to begin."""
     say("ready")
@@ -93,10 +102,10 @@ def charge(session: Any) -> int:
     return total
 
 
-def charge_often(url: str, calls: int, keys: int) -> list[tuple[str, int, bool]]:
+def charge_often(url: Place, calls: int, keys: int) -> list[tuple[str, int, bool]]:
     """Call one operation many times under few idempotency keys."""
     found = []
-    with interlock.sync.open(url, agent="worker") as store:
+    with opened(url, "worker") as store:
         account = store.resource("account")
         begin()
         for key in range(keys):
@@ -106,17 +115,17 @@ def charge_often(url: str, calls: int, keys: int) -> list[tuple[str, int, bool]]
     return found
 
 
-def show_moments(url: str) -> dict[str, Any]:
+def show_moments(url: Place) -> dict[str, Any]:
     """How the stored times look here, in this process's own time zone."""
-    with interlock.sync.open(url, agent="worker") as store:
+    with opened(url, "worker") as store:
         moments = store.resource("moments").read("all")
     return {"moments": [repr(moment) for moment in moments], "zone": time.tzname[0]}
 
 
-def increment(url: str, key: str, times: int) -> dict[str, Any]:
+def increment(url: Place, key: str, times: int) -> dict[str, Any]:
     """Read, add one, write, many times, with the default settings; what reached the caller, and how long it took."""
     errors = []
-    with interlock.sync.open(url, agent="worker") as store:
+    with opened(url, "worker") as store:
         counters = store.resource("counters")
         begin()
         begun = time.monotonic()
@@ -148,7 +157,7 @@ def _open_together(url: str, processes: int) -> int:
             try:
                 os.close(starter)
                 os.read(starting_line, 1)
-                with interlock.sync.open(url, agent="worker") as store:
+                with opened(url, "worker") as store:
                     store.resource("counters").run(_add_to, str(number))
                 status = 0
             except BaseException:
@@ -160,13 +169,13 @@ def _open_together(url: str, processes: int) -> int:
     os.close(starting_line)
     for child in children:
         assert os.waitpid(child, 0)[1] == 0
-    with interlock.sync.open(url, agent="worker") as store:
+    with opened(url, "worker") as store:
         return int(store.resource("counters").read("total"))
 
 
-def fork_and_write(url: str, times: int) -> dict[str, Any]:
+def fork_and_write(url: Place, times: int) -> dict[str, Any]:
     """Open a store, fork, and write from both sides of the fork through the same store object."""
-    with interlock.sync.open(url, agent="worker") as store:
+    with opened(url, "worker") as store:
         counters = store.resource("counters")
         counters.run(_increment, "before")
         old = counters.begin()
@@ -205,7 +214,7 @@ def _add_to(session: Any, name: str) -> None:
     session.add("total", 1)
 
 
-def interrupted(url: str, times: int, seed: int) -> dict[str, Any]:
+def interrupted(url: Place, times: int, seed: int) -> dict[str, Any]:
     """Commit while another thread sends Ctrl-C at random moments; what the program was told, against the truth."""
     dice, begun = random.Random(seed), list[str]()
     told: dict[str, str] = {}
@@ -227,7 +236,7 @@ def interrupted(url: str, times: int, seed: int) -> dict[str, Any]:
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     threading.Thread(target=_end_with_the_test, daemon=True).start()
-    with interlock.sync.open(url, agent="worker") as store:
+    with opened(url, "worker") as store:
         counters = store.resource("counters")
         counters.run(note_and_add)
         threading.Thread(target=interrupt, daemon=True).start()
@@ -265,11 +274,11 @@ def checksum(name: str, part: str, count: int) -> str:
     return f"{name} {part} {count} " * 60
 
 
-def write_until_told(url: str, name: str) -> dict[str, Any]:
+def write_until_told(url: Place, name: str) -> dict[str, Any]:
     """Commit several keys at a time until told to stop; how often, and what went wrong."""
     errors: list[str] = []
     count = 0
-    with interlock.sync.open(url, agent=name) as store:
+    with opened(url, name) as store:
         ledger = store.resource("ledger")
         begin()
         enough = threading.Thread(target=sys.stdin.readline, daemon=True)
@@ -282,13 +291,13 @@ def write_until_told(url: str, name: str) -> dict[str, Any]:
     return {"errors": errors, "count": count}
 
 
-def write_until_killed(url: str) -> None:
+def write_until_killed(url: Place) -> None:
     """For each name that is read, a forked child that commits and says so after each commit, until it is killed."""
     say("ready")
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
-            ledger = interlock.sync.open(url, agent=line.strip()).resource("ledger")
+            ledger = opened(url, line.strip()).resource("ledger")
             while True:
                 say(str(ledger.run(_write_all, line.strip())))
         say(f"child {child}")

@@ -130,7 +130,7 @@ def test_nobody_at_the_address_is_unavailable() -> None:
         _step(backend.blocking().snapshot())
 
 
-@pytest.mark.parametrize("name", ["", "a\0b", "x" * 64, "{x}", "50%", 7])
+@pytest.mark.parametrize("name", ["", "a\0b", "x" * 64, "{x}", "50%", "a$$b", 7])
 def test_a_strange_schema_name_is_refused(name: Any) -> None:
     with pytest.raises(UsageError):
         _step(PostgreSQLBackend("postgresql://x@127.0.0.1/x", schema=name).blocking().close())

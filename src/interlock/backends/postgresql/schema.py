@@ -30,7 +30,8 @@ async def ensure(schema: str, select: Select, execute: Execute) -> None:
     store = int.from_bytes(os.urandom(8), "big") >> 2
     package = files("interlock.backends.postgresql")
     parts = [package.joinpath(file).read_text("utf-8") for file in ("tables.sql", "functions.sql", "views.sql")]
-    body = "\n".join(parts).replace("@schema@", name)
+    in_text = "'" + name.replace("'", "''")  # where the name stands in a text, its quotes are doubled
+    body = "\n".join(parts).replace("'@schema@", in_text).replace("@schema@", name)
     await execute(f"BEGIN; SELECT pg_advisory_xact_lock({_LOCK})")
     try:
         if not (await select(there))[0]:

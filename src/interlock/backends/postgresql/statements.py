@@ -131,8 +131,8 @@ def quoted(schema: str) -> str:
 def statements(schema: str) -> dict[str, str]:
     """Every statement, for one schema."""
     name = quoted(schema)
-    if "{" in name or "}" in name or "%" in name:
-        raise UsageError(f"a schema's name has no braces and no percent sign: {schema!r}")
+    if any(sign in name for sign in "{}%$"):
+        raise UsageError(f"a schema's name has no braces, no percent sign and no dollar sign: {schema!r}")
     made = {}
     for key, text in _TEXTS.items():
         if "{order}" in text:
