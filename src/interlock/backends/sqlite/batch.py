@@ -16,7 +16,7 @@ from typing import Any
 from interlock.backends.sqlite import change as changes
 from interlock.backends.sqlite import record as records
 from interlock.backends.sqlite.connection import Connection
-from interlock.backends.sqlite.statements import LISTED, UNLISTED, FeedRow, Row, put_current, put_feed
+from interlock.backends.sqlite.statements import LISTED, UNLISTED, NewFeedRow, Row, put_current, put_feed
 from interlock.backends.sqlite.validation import Known, State, author_of
 from interlock.errors import SnapshotTooOldError
 from interlock.model import (
@@ -48,7 +48,7 @@ class Batch(State):
         super().__init__(connection, store, now, known)
         self.new_id = new_id
         self.changed: dict[Key, Row] = {}
-        self.feed: list[FeedRow] = []
+        self.feed: list[NewFeedRow] = []
         self.ids: dict[bytes, bool] = {}
         """Ids that this batch records -> whether as committed."""
         self.forgotten_fence = b""
@@ -103,7 +103,7 @@ class Batch(State):
         if settled is None and identity <= self.known.forgotten:
             settled = Settled.FORGOTTEN
         if settled is None:
-            self.feed.append((self.position + 1, identity, self.now, None))
+            self.feed.append((self.position + 1, identity, self.now, None, 0))
             self.ids[identity] = False
             settled = Settled.FENCED
         return settled
@@ -119,7 +119,7 @@ class Batch(State):
     def author(self, position: int) -> Author | None:
         """As `State.author`, with what this batch has decided."""
         if position > self.head:
-            return author_of(*self.feed[position - self.head - 1][1:])
+            return author_of(*self.feed[position - self.head - 1][1:4])
         return super().author(position)
 
     # -- performing ----------------------------------------------------------------------------------------------------
@@ -134,13 +134,15 @@ class Batch(State):
             rows, written = change
         else:
             rows, written, merged, cleared = self._change(request, position, signed)
+        marks = records.marks_of(written)
         if request.quiet:
+            marks |= records.SILENT
             identity = self.new_id(self.now)
             record = records.encode((written,))
         else:
             self.ids[identity] = True
             record = changes.record(request, written, cleared, self.rows)
-        self.feed.append((position, identity, self.now, record))
+        self.feed.append((position, identity, self.now, record, marks))
         self.bytes += len(record)
         self.rows.update(rows)
         self.changed.update(rows)

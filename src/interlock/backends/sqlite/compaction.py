@@ -10,6 +10,9 @@ another row; instead compaction reads the feed once, from where it last came to,
 into the table ``expiry``. It never drops a row that was not read so. Expired entries are deleted by an ordinary
 commit with a record of its own.
 
+Both look at as few records as they can: the feed's ``marks`` say which of them name anything that expires or was
+deleted, and only these are read and decoded. So a bulk load, whose records are large, costs later batches nothing.
+
 Two ids outlive their rows. A transaction without a trace that is not younger than ``forgotten`` is reported as
 forgotten, never as not committed. A commit not younger than ``forgotten_fence`` is refused, because its fence may
 have been among those dropped. (A commit that happened needs no such memory: sent again, its snapshot lies below the
@@ -18,16 +21,19 @@ horizon.)
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from interlock.backends.sqlite import outcomes
 from interlock.backends.sqlite import record as records
 from interlock.backends.sqlite.batch import Batch
-from interlock.backends.sqlite.statements import EXPIRES_AT, VALUE, FeedRow
+from interlock.backends.sqlite.statements import EXPIRES_AT, VALUE
 from interlock.model import CommitRequest, Delete, Key, Token, Write
 
 SYSTEM_AGENT: Final = "interlock"
 """The agent in whose name expired entries are deleted."""
+
+_BATCH_BYTES: Final = 1 << 20
 
 
 def compact(batch: Batch, before: float, limit: int) -> int:
@@ -46,23 +52,41 @@ def _note(batch: Batch, name: str, value: bytes | int) -> None:
     batch.connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
 
+def _upto(batch: Batch, mark: int, after: int, until: float, before: float, limit: int) -> int | None:
+    """The position of the last of the next rows of the feed that one batch may go through: behind ``after``, not behind
+    ``until``, older than ``before``, so many rows, and no more bytes of records with ``mark`` than are decoded in some
+    milliseconds. None where there is no row."""
+    rows = batch.connection.execute(
+        "SELECT position, at, CASE WHEN marks & ? THEN length(record) ELSE 0 END FROM feed"
+        " WHERE position > ? AND position <= ? ORDER BY position LIMIT ?",
+        (mark, after, until, limit),
+    )
+    last, size = None, 0
+    for position, at, count in rows:
+        size += count
+        if at >= before or (last is not None and size > _BATCH_BYTES):
+            break
+        last = position
+    rows.close()
+    return last
+
+
 def _harvest(batch: Batch, limit: int) -> int:
     """Note which keys will expire, from the feed's next rows; the position up to which that is known."""
     done = int(_fact(batch, "harvested") or 0)
-    rows = batch.connection.execute(
-        "SELECT position, record FROM feed WHERE position > ? ORDER BY position LIMIT ?", (done, limit)
-    ).fetchall()
-    if not rows:
+    last = _upto(batch, records.EXPIRES, done, math.inf, math.inf, limit)
+    if last is None:
         return done
+    found = batch.connection.execute(
+        "SELECT record FROM feed WHERE position > ? AND position <= ? AND marks & ?", (done, last, records.EXPIRES)
+    ).fetchall()
     expiring = [
         (written.expires_at, key)
-        for _, raw in rows
-        if raw is not None
+        for (raw,) in found
         for key, written in records.decode(raw).written.items()
         if written.expires_at is not None
     ]
     batch.connection.executemany("INSERT OR IGNORE INTO expiry VALUES (?, ?)", expiring)
-    last: int = rows[-1][0]
     _note(batch, "harvested", last)
     return last
 
@@ -93,29 +117,28 @@ def _expire(batch: Batch, limit: int) -> int:
 
 def _drop(batch: Batch, before: float, limit: int, harvested: int) -> int:
     """Drop rows from before ``before``, all but the last of them, and the tombstones up to there."""
-    rows: list[FeedRow] = batch.connection.execute(
-        "SELECT position, id, at, record FROM feed WHERE position <= ? ORDER BY position LIMIT ?",
-        (harvested, limit + 1),
+    execute = batch.connection.execute
+    horizon = _upto(batch, records.BURIES, -1, harvested, before, limit + 1)
+    if horizon is None:
+        return 0
+    old: list[tuple[int, bytes, int, int]] = execute(
+        "SELECT position, id, marks, typeof(record) = 'null' FROM feed WHERE position <= ? ORDER BY position",
+        (horizon,),
     ).fetchall()
-    old = [row for row in rows if row[2] < before]
     if len(old) < 2:
         return 0
-    horizon = old[-1][0]
-    decoded = [None if row[3] is None else records.decode(row[3]) for row in old]
-    gone = {key for record in decoded if record is not None for key in _tombstones(record)}
-    execute = batch.connection.execute
+    buried = execute("SELECT record FROM feed WHERE position <= ? AND marks & ?", (horizon, records.BURIES)).fetchall()
+    gone = {key for (raw,) in buried for key in _tombstones(records.decode(raw))}
     dropped = len(old) - 1
     for key in sorted(gone):
         dropped += execute(
             "DELETE FROM current WHERE key = ? AND value IS NULL AND position <= ?", (key, horizon)
         ).rowcount
-    going = [(row[1], record) for row, record in zip(old[:-1], decoded, strict=False) if row[0]]
-    fences = [identity for identity, record in going if record is None]
-    commits = [identity for identity, record in going if record is not None and record.agent is not None]
-    _raise_fact(batch, "forgotten", fences + commits)
-    _raise_fact(batch, "forgotten_fence", fences)
+    going = [(identity, marks, fence) for position, identity, marks, fence in old[:-1] if position]
+    _raise_fact(batch, "forgotten", [identity for identity, marks, _ in going if not marks & records.SILENT])
+    _raise_fact(batch, "forgotten_fence", [identity for identity, _, fence in going if fence])
     execute("DELETE FROM feed WHERE position < ?", (horizon,))
-    outcomes.drop(batch.connection, [row[1] for row in old[:-1]])
+    outcomes.drop(batch.connection, [identity for _, identity, _, _ in old[:-1]])
     batch.horizon = horizon
     return dropped
 

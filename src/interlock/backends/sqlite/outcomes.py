@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from interlock.backends.sqlite.connection import Connection
-from interlock.backends.sqlite.statements import FeedRow
+from interlock.backends.sqlite.statements import FeedRow, NewFeedRow
 
 TAIL: Final = 1000
 """How many rows of the feed may be missing in the table when a file is opened."""
@@ -84,9 +84,9 @@ class Outcomes:
             committed = None if row is None else row[3] is not None
         return committed
 
-    def add(self, rows: Sequence[FeedRow]) -> None:
+    def add(self, rows: Sequence[NewFeedRow]) -> None:
         """Rows that were committed, right behind those that are known."""
-        for position, identity, _, record in rows:
+        for position, identity, _, record, _ in rows:
             self._known[identity] = record is not None
             self._position = position
 

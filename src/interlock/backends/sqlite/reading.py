@@ -69,7 +69,7 @@ class Reader:
         self.lock = threading.RLock()
         self.closed = False
         self._token = Token(store, 1, -1)
-        self._records: dict[int, records.Record] = {}
+        self._records: dict[int, records.Replaced] = {}
         try:
             self.connection: Connection = connect(path, busy_seconds=busy_seconds, read_only=True)
         except sqlite3.Error as error:
@@ -183,8 +183,8 @@ class Reader:
         ends = find(self.connection, keys, rows, with_feed=at is None)
         return self._token_of(*ends[:2]) if at is None else at, rows
 
-    def _record(self, position: int) -> records.Record:
-        """The record at a position. Raises `KeyError` where it is no longer kept."""
+    def _record(self, position: int) -> records.Replaced:
+        """What the commit at a position replaced. Raises `KeyError` where it is no longer kept."""
         record = self._records.get(position)
         if record is None:
             found = self._execute("SELECT record FROM feed WHERE position = ?", (position,)).fetchone()
@@ -192,7 +192,7 @@ class Reader:
                 raise KeyError(position)
             if len(self._records) >= _RECORDS_KEPT:
                 self._records.clear()
-            record = self._records[position] = records.decode(found[0])
+            record = self._records[position] = records.decode_replaced(found[0])
         return record
 
     def _as_of(self, row: Row, snapshot: int, *, for_feed: bool = False) -> Row | None:
@@ -202,7 +202,7 @@ class Reader:
             if row[TRAIL] == QUIET and not for_feed:
                 raise SnapshotTooOldError("a version that the snapshot shows was replaced by a commit that keeps none")
             try:
-                image = records.image_of(key, self._record(back(row[TRAIL], row[POSITION], snapshot)))
+                image = records.replaced_of(key, self._record(back(row[TRAIL], row[POSITION], snapshot)))
             except KeyError:
                 raise too_old(snapshot) from None
             if image is None:

@@ -13,8 +13,8 @@ quiet itself: the feed never needs that one's value, only the way past it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -54,8 +54,33 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     cleared: list[bytes] = []
 
 
+class Replaced(msgspec.Struct, array_like=True, gc=False):
+    """The beginning of a record, for whoever looks for the images of a few of its keys, which may be thousands."""
+
+    written: dict[bytes, msgspec.Raw]
+
+
 encode: Final = msgspec.msgpack.Encoder().encode
 decode: Final = msgspec.msgpack.Decoder(Record).decode
+decode_replaced: Final = msgspec.msgpack.Decoder(Replaced).decode
+_decode_written: Final = msgspec.msgpack.Decoder(Written).decode
+
+EXPIRES: Final = 1
+BURIES: Final = 2
+SILENT: Final = 4
+"""What a feed row says of its record in ``marks``, so that compaction has to decode few of them: something was written
+that expires; something was deleted; the commit was quiet, so that its id is nobody's transaction."""
+
+
+def marks_of(written: Mapping[Key, tuple[int, float | None, Any, float | None, Any]]) -> int:
+    """The marks of a record, from the stored form of what is written."""
+    marks = 0
+    for kind, _, _, expires_at, _ in written.values():
+        if expires_at is not None:
+            marks |= EXPIRES
+        if kind in (DELETE, CLEAR):
+            marks |= BURIES
+    return marks
 
 
 def operations_form(write: Merge) -> list[tuple[str, bytes, bytes | None, bytes | None]]:
@@ -76,7 +101,15 @@ def listed_keys(record: Record) -> Iterable[Key]:
 
 def image_of(key: Key, record: Record) -> Row | None:
     """The row of a key that the commit of a record replaced, or None where there was none. Raises `KeyError`."""
-    image = record.written[key].image
+    return _row(key, record.written[key].image)
+
+
+def replaced_of(key: Key, replaced: Replaced) -> Row | None:
+    """As `image_of`, from the beginning of a record."""
+    return _row(key, _decode_written(replaced.written[key]).image)
+
+
+def _row(key: Key, image: Image | int | None) -> Row | None:
     if type(image) is int:
         raise KeyError(key)
     return None if image is None else (key, *image)  # type: ignore[misc]

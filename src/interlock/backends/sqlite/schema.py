@@ -3,8 +3,10 @@
 - ``current`` holds the newest version of each key, or its tombstone, and is updated in place.
 - ``feed`` has one row for each position, with the id of the transaction that took it. The record holds what the
   feed tells and the image of each version that the commit replaced: history, outcome and feed are one row. A row
-  without a record is the origin (position 0) or a fence: an id that will never commit. The unique ids refuse a
-  transaction that is sent twice.
+  without a record is the origin (position 0) or a fence: an id that will never commit. ``marks`` says what compaction
+  has to know of the record (see `interlock.backends.sqlite.record`); it lies before it, because SQLite reads a large
+  record only for whoever asks for what comes behind its beginning.
+- ``outcome`` finds the positions of ids, see `interlock.backends.sqlite.outcomes`.
 - ``expiry`` lists keys by the time when they expire. It is filled by compaction from the feed, not by commits.
 - ``facts`` holds the store's id, its clock and what compaction has reached.
 
@@ -25,12 +27,12 @@ from interlock.backends.sqlite.connection import Connection
 from interlock.errors import BackendCorruptError, BackendUnavailableError, SchemaMismatchError
 
 APPLICATION: Final = 0x494C_434B
-VERSION: Final = 1
+VERSION: Final = 2
 
 _TABLES: Final = (
     "CREATE TABLE current (key BLOB NOT NULL DEFAULT x'' PRIMARY KEY, position INTEGER, nonce INTEGER, value BLOB,"
     " expires_at REAL, trail, listed INTEGER) WITHOUT ROWID",
-    "CREATE TABLE feed (position INTEGER PRIMARY KEY, id BLOB, at REAL, record BLOB)",
+    "CREATE TABLE feed (position INTEGER PRIMARY KEY, id BLOB, at REAL, marks INTEGER, record BLOB)",
     "CREATE TABLE outcome (id BLOB PRIMARY KEY, position INTEGER) WITHOUT ROWID",
     "CREATE TABLE expiry (expires_at REAL, key BLOB, PRIMARY KEY (expires_at, key)) WITHOUT ROWID",
     "CREATE TABLE facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
@@ -76,7 +78,7 @@ def prepare(connection: Connection, path: str, synchronous: str, store: int) -> 
 def _create(connection: Connection, store: int) -> None:
     for statement in _TABLES:
         connection.execute(statement)
-    connection.execute("INSERT INTO feed VALUES (0, ?, 0.0, NULL)", (store.to_bytes(16, "big"),))
+    connection.execute("INSERT INTO feed VALUES (0, ?, 0.0, 0, NULL)", (store.to_bytes(16, "big"),))
     connection.execute(
         "INSERT INTO facts VALUES ('store', ?), ('harvested', 0), ('indexed', 0)", (store.to_bytes(8, "big"),)
     )

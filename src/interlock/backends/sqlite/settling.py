@@ -17,7 +17,7 @@ from typing import Any
 from interlock.backends.sqlite.connection import Connection
 from interlock.backends.sqlite.jobs import CommitJob, FenceJob, Job
 from interlock.backends.sqlite.outcomes import recorded
-from interlock.backends.sqlite.statements import HEAD, FeedRow
+from interlock.backends.sqlite.statements import HEAD, NewFeedRow
 from interlock.errors import CommitUnknownError, InterlockError
 from interlock.model import Reply, Settled
 
@@ -43,7 +43,7 @@ def unknown(job: Job, result: Any, error: InterlockError, second: Exception) -> 
     )
 
 
-def settle(connection: Connection, feed: Sequence[FeedRow], now: float) -> dict[bytes, bool]:
+def settle(connection: Connection, feed: Sequence[NewFeedRow], now: float) -> dict[bytes, bool]:
     """Decide each row of a batch whose COMMIT raised: its id -> whether it is there. Raises ``sqlite3.Error`` if
     that fails.
 
@@ -52,12 +52,12 @@ def settle(connection: Connection, feed: Sequence[FeedRow], now: float) -> dict[
     execute("BEGIN IMMEDIATE")
     found: dict[bytes, bool] = {}
     position: int = execute(HEAD).fetchone()[0]
-    for _, identity, _, record in feed:
+    for _, identity, _, record, _ in feed:
         row = recorded(connection, identity)
         found[identity] = row is not None and (row[3] is None) == (record is None)
         if row is None:
             position += 1
-            execute("INSERT INTO feed VALUES (?, ?, ?, NULL)", (position, identity, now))
+            execute("INSERT INTO feed VALUES (?, ?, ?, 0, NULL)", (position, identity, now))
     execute("INSERT OR REPLACE INTO facts VALUES ('settled', ?)", (now,))
     execute("COMMIT")
     _, logged, copied = execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()

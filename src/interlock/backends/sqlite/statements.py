@@ -32,7 +32,9 @@ LEFT_ORDER: Final = 2
 """What ``listed`` says: never seen by scans and spans; seen; no longer seen, but older spans have to notice it."""
 
 FeedRow = tuple[int, bytes, float, bytes | None]
-"""A row of ``feed``: position, id, at, record."""
+"""What is asked of a row of ``feed``: position, id, at, record."""
+NewFeedRow = tuple[int, bytes, float, bytes | None, int]
+"""What is put into a row of ``feed``: that, and the record's marks."""
 
 COLUMNS: Final = "key, position, nonce, value, expires_at, trail, listed"
 HEAD: Final = "SELECT position, id FROM feed ORDER BY position DESC LIMIT 1"
@@ -101,12 +103,12 @@ def put_current(connection: Connection, rows: Iterable[Row]) -> None:
     _insert(connection, "INSERT OR REPLACE", "current", 7, bound)
 
 
-def put_feed(connection: Connection, rows: Iterable[FeedRow]) -> None:
-    """Add rows to the feed. Raises ``sqlite3.IntegrityError`` if one of the ids is there already."""
+def put_feed(connection: Connection, rows: Iterable[NewFeedRow]) -> None:
+    """Add rows to the feed."""
     bound: list[Any] = []
-    for position, identity, at, record in rows:
-        bound += (position, bytearray(identity), at, None if record is None else bytearray(record))
-    _insert(connection, "INSERT OR FAIL", "feed", 4, bound)
+    for position, identity, at, record, marks in rows:
+        bound += (position, bytearray(identity), at, marks, None if record is None else bytearray(record))
+    _insert(connection, "INSERT OR FAIL", "feed", 5, bound)
 
 
 def _insert(connection: Connection, verb: str, table: str, columns: int, bound: list[Any]) -> None:
