@@ -31,15 +31,16 @@ IMPORTS: dict[str, set[str]] = {
     "runtime": {"errors", "model", "ports"},
     "gates": {"errors", "model", "ports"},
     "core": CORE,
+    "layers": CORE | {"core"},
     "backends": FOUNDATION,
     "opening": FOUNDATION | {"backends"},
-    "store": FOUNDATION | {"core", "opening"},
-    "stepping": CORE | {"core"},
-    "sync": FOUNDATION | {"core", "backends", "opening", "stepping"},
-    "cli": FOUNDATION | {"core", "backends", "sync", "demo", ""},
+    "store": FOUNDATION | {"core", "layers", "opening"},
+    "stepping": CORE | {"core", "layers"},
+    "sync": FOUNDATION | {"core", "layers", "backends", "opening", "stepping"},
+    "cli": FOUNDATION | {"core", "layers", "backends", "sync", "demo", ""},
     "demo": FOUNDATION | {"core", "backends", "sync", ""},
-    "testing": FOUNDATION | {"core", "backends", "gates", "opening", "stepping", "sync", "cli", "demo", ""},
-    "": FOUNDATION | {"core", "backends", "opening", "store", "sync"},
+    "testing": FOUNDATION | {"core", "layers", "backends", "gates", "opening", "stepping", "sync", "cli", "demo", ""},
+    "": FOUNDATION | {"core", "layers", "backends", "opening", "store", "sync"},
 }
 """First name below `interlock` ("" is the package itself) -> the first names that its modules may import.
 
@@ -55,8 +56,8 @@ BACKEND_SHARED = {"backends.bridges"}
 """What several backends stand on. Apart from these no backend imports another one."""
 
 DRIVERS: dict[str, set[str]] = {
-    "msgspec": {"model", "codec", "core", "backends", "cli", "demo", "testing"},
-    "typing_extensions": {"core", "store", "stepping", "sync"},
+    "msgspec": {"model", "codec", "core", "layers", "backends", "cli", "demo", "testing"},
+    "typing_extensions": {"core", "layers", "store", "stepping", "sync"},
     "asyncio": {"runtime", "backends", "demo", "cli", "testing"},
     "trio": {"runtime", "testing"},
     "sqlite3": {"backends.sqlite", "demo", "testing"},
@@ -89,7 +90,7 @@ BANNED_WORDS: dict[str, str] = {
 DURATION_WORDS = {"age", "backoff", "delay", "duration", "grace", "interval", "period", "timeout", "ttl", "wait"}
 WRONG_UNITS = {"ms", "millis", "msec", "sec", "secs", "minutes", "hours", "us", "kb", "mb", "kib", "mib", "size"}
 
-EXPORTED = {"core", "store", "stepping", "sync"}
+EXPORTED = {"core", "layers", "store", "stepping", "sync"}
 """Where the exported names come from."""
 
 MODULE_LINES = 400

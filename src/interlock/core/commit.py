@@ -13,11 +13,12 @@ A read-only transaction sends nothing: it read one consistent snapshot, and has 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from interlock.core import idempotency, refusals
 from interlock.core import isolation as modes
 from interlock.core.calls import ACTIVE, CHECKING, COMMITTED, DOOMED, ROLLED_BACK, SENDING
+from interlock.core.carrying import add_guards, learn_guards
 from interlock.core.engine import HOUSEKEEPING_COMMITS
 from interlock.core.rules import Rules
 from interlock.core.space import Space
@@ -46,6 +47,9 @@ _REPAIRS = 100
 """How often one commit is sent again after its guards failed, before that counts as a conflict."""
 
 
+_NOTHING: Final[frozenset[Key]] = frozenset()
+
+
 class Replay(BaseException):
     """The record of an idempotency key is there: the work was done before. Never leaves the library."""
 
@@ -66,7 +70,7 @@ async def commit(txn: Transaction) -> Reply | None:
             txn.raise_doom()
         txn.refuse("commit")
     try:
-        if not (txn.writes or txn.records or txn.clears or txn.chains):
+        if not (txn.writes or txn.records or txn.clears or txn.chains or txn.guards):
             txn.state = COMMITTED
             return None
         txn.engine.check_generation(txn.generation)
@@ -202,6 +206,7 @@ def _assemble(txn: Transaction, writes: dict[Key, Write], guards: dict[Key, Expe
     spans: tuple[Span, ...] = ()
     if txn.spans is not None:
         spans = modes.validated_spans(mode, txn.spans, txn.invariant_spans or ())
+    alive = _NOTHING if txn.guards is None else add_guards(txn, guards)
     limits = txn.backend.limits
     if len(writes) > limits.writes or len(reads) > limits.reads or txn.size_bytes > limits.commit_bytes or spans:
         _check_limits(txn, writes, len(reads), len(spans))
@@ -211,7 +216,7 @@ def _assemble(txn: Transaction, writes: dict[Key, Write], guards: dict[Key, Expe
         txn.id, txn.agent, txn.isolation, token, reads, writes, guards, spans,
         () if txn.clears is None else tuple(txn.clears),
         None if operation is None else idempotency.operation_name(operation),
-        txn.run_id, txn.attempt, observed,
+        txn.run_id, txn.attempt, observed, alive,
     )  # fmt: skip
 
 
@@ -303,7 +308,8 @@ async def _repair(sending: _Sending, refused: CommitRefused, request: CommitRequ
     if learnable:
         await _relearn(sending, learnable)
     relearnt = [sending.rules[number].key for number in learnable]
-    repairable = {*found, *relearnt, *(txn.chains or {})} - request.reads.keys()
+    guarded = learn_guards(txn, refused.clashes) if txn.guards else ()
+    repairable = {*found, *relearnt, *guarded, *(txn.chains or {})} - request.reads.keys()
     return all(clash.kind != "range" and clash.key in repairable for clash in refused.clashes)
 
 

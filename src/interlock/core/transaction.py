@@ -54,6 +54,7 @@ from interlock.model import (
 )
 
 if TYPE_CHECKING:
+    from interlock.core.carrying import Guard
     from interlock.core.engine import Engine
     from interlock.core.idempotency import Record
 
@@ -104,6 +105,7 @@ class Transaction(Attempted):
     context: ContextToken[Transaction | None] | None = None
     deadline: float | None = None
     gate: Key | None = None
+    guards: dict[Key, Guard] | None = None
     invariant_reads: set[Key] | None = None
     invariant_spans: list[Span] | None = None
     memos: dict[Any, Any] | None = None

@@ -210,7 +210,7 @@ def _note_step(txn: Transaction, raw: Key, step: Step) -> None:
 class Mark:
     """A place in a transaction to roll back to: everything but the reads, which stay in the read set."""
 
-    __slots__ = ("_chains", "_clears", "_records", "_txn", "_writes", "handles")
+    __slots__ = ("_chains", "_clears", "_guards", "_records", "_txn", "_writes", "handles")
 
     def __init__(self, txn: Transaction) -> None:
         self.handles: list[Any] = []
@@ -219,6 +219,7 @@ class Mark:
         self._chains = {key: list(chain) for key, chain in (txn.chains or {}).items()}
         self._clears = list(txn.clears or ())
         self._records = dict(txn.records or {})
+        self._guards = txn.guards
 
     def restore(self) -> None:
         """Take back what was written since. A doomed transaction stays doomed."""
@@ -227,3 +228,4 @@ class Mark:
         txn.chains = {key: list(chain) for key, chain in self._chains.items()} or None
         txn.clears = list(self._clears) or None
         txn.records = dict(self._records) or None
+        txn.guards = self._guards

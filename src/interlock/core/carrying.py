@@ -1,0 +1,68 @@
+"""What a layer adds to the commit of somebody else's session: guards, and writes of its own records.
+
+A lease's fence, an effect that is staged: the layer hands it over with `carry`, and it becomes part of the session's
+one request, so it holds or fails with everything else at one point. Both are rolled back with savepoints
+(`interlock.core.writing.Mark`), as all that is not a read is.
+
+A session that carries guards is not read-only, even if it writes nothing: its commit is sent as a pure validation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from interlock.model import Clash, Expectation, Key, Put, Write
+
+if TYPE_CHECKING:
+    from interlock.core.transaction import Transaction
+
+
+@dataclass(slots=True)
+class Guard:
+    """Something that must hold at the commit, and what to do if it does not.
+
+    ``expected``: the version, ABSENT or UNCHANGED. ``alive``: the record must not have expired either.
+    ``refused``: called with the guard and the clash; the error that it returns is raised instead of a
+    `ConflictError`. If it returns None it has put what it learnt into ``expected``, and the same commit is sent again,
+    without running the agent once more. It must not wait for anything."""
+
+    expected: Expectation
+    alive: bool = False
+    refused: Callable[[Guard, Clash], BaseException | None] | None = None
+
+
+def carry(
+    txn: Transaction, *, guards: Mapping[Key, Guard] | None = None, writes: Mapping[Key, Write] | None = None
+) -> None:
+    """Add a layer's guards and writes to a session's commit. Raises `UsageError` once the session has ended, and dooms
+    nothing; a key that is written or guarded already is replaced."""
+    if txn.state:
+        txn.refuse("carry")
+    if guards:
+        txn.guards = {**(txn.guards or {}), **guards}
+    if writes:
+        txn.before_write()
+        txn.writes.update(writes)
+        txn.size_bytes += sum(len(write.value) for write in writes.values() if type(write) is Put)
+
+
+def add_guards(txn: Transaction, expected: dict[Key, Expectation]) -> frozenset[Key]:
+    """Put the carried guards into a request's; returns the keys that must be alive."""
+    guards = txn.guards or {}
+    expected.update((key, guard.expected) for key, guard in guards.items())
+    return frozenset([key for key, guard in guards.items() if guard.alive])
+
+
+def learn_guards(txn: Transaction, clashes: Iterable[Clash]) -> set[Key]:
+    """After a refusal: the keys whose guards have learnt what is there now. Raises the error of one that has failed."""
+    learnt = set()
+    for clash in clashes:
+        guard = (txn.guards or {}).get(clash.key)
+        if guard is not None and clash.kind != "range" and guard.refused is not None:
+            error = guard.refused(guard, clash)
+            if error is not None:
+                raise error
+            learnt.add(clash.key)
+    return learnt
