@@ -21,6 +21,10 @@ from interlock.errors import (
     Conflict,
     ConflictError,
     DeadlineExceededError,
+    EffectError,
+    EffectFailedError,
+    EffectInProgressError,
+    EffectUnknownError,
     IdempotencyInProgressError,
     IdempotencyMismatchError,
     InterlockError,
@@ -40,6 +44,7 @@ from interlock.errors import (
     WriteConflict,
 )
 from interlock.keys import UserKey as Key
+from interlock.layers.effects.answers import CANNOT_TELL, NOT_HAPPENED, Happened
 from interlock.model import Delete
 from interlock.ports import Backend, Capability
 from interlock.store import Attempt, SharedResource, Store, open
@@ -47,7 +52,9 @@ from interlock.store import Attempt, SharedResource, Store, open
 __version__ = "0.1.0"
 
 __all__ = [
+    "CANNOT_TELL",
     "DELETE",
+    "NOT_HAPPENED",
     "AgentSession",
     "AgentView",
     "Attempt",
@@ -64,7 +71,12 @@ __all__ = [
     "Cursor",
     "DeadlineExceededError",
     "Delete",
+    "EffectError",
+    "EffectFailedError",
+    "EffectInProgressError",
+    "EffectUnknownError",
     "Entry",
+    "Happened",
     "IdempotencyInProgressError",
     "IdempotencyMismatchError",
     "InterlockError",

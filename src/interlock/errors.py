@@ -303,6 +303,52 @@ class IdempotencyInProgressError(TransactionError):
         self.idempotency_key = idempotency_key
 
 
+class EffectError(InterlockError):
+    """An effect, an act on the outside world, did not end well. ``key`` is the effect's own."""
+
+    code = "effect"
+
+    def __init__(self, message: str = "", *, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class EffectInProgressError(EffectError):
+    """The effect is being executed by somebody else, whose claim lasts ``seconds_left`` unless it is renewed."""
+
+    code = "effect_in_progress"
+    advice = "Call again later with the same key: it waits for the result, and never executes the act twice."
+
+    def __init__(self, message: str = "", *, key: str = "", seconds_left: float = 0.0) -> None:
+        super().__init__(message, key=key)
+        self.seconds_left = seconds_left
+
+
+class EffectFailedError(EffectError):
+    """The act was executed by the call that this one waited for, and raised. ``cause`` says what, in words."""
+
+    code = "effect_failed"
+    advice = "Calling again with the same key executes the act again."
+
+    def __init__(self, message: str = "", *, key: str = "", cause: str = "") -> None:
+        super().__init__(message, key=key)
+        self.cause = cause
+
+
+class EffectUnknownError(EffectError):
+    """The act may or may not have been done: it was interrupted, or its end could not be recorded. It is not repeated.
+
+    ``cause`` says why, in words."""
+
+    code = "effect_unknown"
+    maybe_committed = True
+    advice = "Find out whether it happened: pass verify=, or settle it with effects.reconcile or effects.resolve."
+
+    def __init__(self, message: str = "", *, key: str = "", cause: str = "") -> None:
+        super().__init__(message, key=key)
+        self.cause = cause
+
+
 class BackendError(InterlockError):
     """The engine failed."""
 

@@ -20,6 +20,10 @@ from interlock.errors import (
     Conflict,
     ConflictError,
     DeadlineExceededError,
+    EffectError,
+    EffectFailedError,
+    EffectInProgressError,
+    EffectUnknownError,
     IdempotencyInProgressError,
     IdempotencyMismatchError,
     InterlockError,
@@ -39,6 +43,7 @@ from interlock.errors import (
     WriteConflict,
 )
 from interlock.keys import UserKey as Key
+from interlock.layers.effects.answers import CANNOT_TELL, NOT_HAPPENED, Happened
 from interlock.model import Delete
 from interlock.ports import Backend, Capability
 from interlock.stepping import AgentSession, AgentView
@@ -46,7 +51,9 @@ from interlock.sync.log import TransactionLog
 from interlock.sync.store import Attempt, SharedResource, Store, open
 
 __all__ = [
+    "CANNOT_TELL",
     "DELETE",
+    "NOT_HAPPENED",
     "AgentSession",
     "AgentView",
     "Attempt",
@@ -63,7 +70,12 @@ __all__ = [
     "Cursor",
     "DeadlineExceededError",
     "Delete",
+    "EffectError",
+    "EffectFailedError",
+    "EffectInProgressError",
+    "EffectUnknownError",
     "Entry",
+    "Happened",
     "IdempotencyInProgressError",
     "IdempotencyMismatchError",
     "InterlockError",
