@@ -43,6 +43,7 @@ _Ext = msgspec.msgpack.Ext
 _INT, _DECIMAL, _UUID, _TUPLE, _SET, _FROZENSET, _DATETIME, _DATE, _TIME, _TIMEDELTA = range(1, 11)
 _ELEMENTS = frozenset((str, bytes, int))
 _AS_THEY_ARE = frozenset((bool, type(None), bytes))
+_NEVER_LOWERED = frozenset((str, bool, type(None), bytes))
 _PLAIN = frozenset((str, int, bool, type(None), bytes, float))
 
 
@@ -234,6 +235,14 @@ _LOWER: Final[dict[type, Any]] = {
 }
 
 
+def _pack_plainly(value: tuple[Any, ...]) -> bytes | None:
+    """A tuple of what msgpack keeps as it is; None if a text is not one, which is then refused with its path."""
+    try:
+        return b"m" + _pack(_Ext(_TUPLE, _pack(value)))
+    except UnicodeEncodeError:
+        return None
+
+
 def freeze(value: Any) -> bytes:
     """The stored form of a value. Raises `ValueRefusedError` with the path, `LimitExceededError` over `VALUE_BYTES`."""
     kind = type(value)
@@ -243,6 +252,8 @@ def freeze(value: Any) -> bytes:
         if not value.isascii():
             _check_text(value, "$")
         raw = b"m" + _pack(value)
+    elif kind is tuple and _NEVER_LOWERED.issuperset(map(type, value)) and (plain := _pack_plainly(value)) is not None:
+        raw = plain
     elif kind is list:
         raw = b"l" + frame(_pack(_lower(item, f"$[{i}]", 1)) for i, item in enumerate(value))
     elif kind is Decimal:

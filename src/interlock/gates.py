@@ -110,7 +110,11 @@ class KeysInUse:
     def enter(self, record: Key, fingerprint: bytes, idempotency_key: str) -> None:
         """Count a caller. Raises `IdempotencyMismatchError` if the key runs with another fingerprint."""
         with self._mutex:
-            known, count = self._counts.get(record, (fingerprint, 0))
+            running = self._counts.get(record)
+            if running is None:
+                self._counts[record] = (fingerprint, 1)
+                return
+            known, count = running
             if known != fingerprint:
                 raise IdempotencyMismatchError(
                     f"idempotency key {idempotency_key!r} is being used at this moment with other arguments",

@@ -32,7 +32,7 @@ from interlock.core.diagnosis import Entry, Outcome
 from interlock.core.engine import Engine
 from interlock.core.isolation import Isolation
 from interlock.core.log import TransactionLog
-from interlock.core.options import NONE_GIVEN, Options, SessionOptions, choose
+from interlock.core.options import DEFAULTS, Options, SessionOptions, choose
 from interlock.core.retry import RetryPolicy
 from interlock.core.retrying import Retrying
 from interlock.core.running import Committed, Running
@@ -94,13 +94,13 @@ class Sessions(Generic[V]):
         exception.
 
         Inside another session of the same store and task it joins that one like a savepoint."""
-        chosen = choose(dict(options) if options else NONE_GIVEN, retries=False)
+        chosen = choose(dict(options), retries=False) if options else DEFAULTS
         parent = self._engine.parent(detached=chosen.detached, isolation=chosen.isolation)
         return handles.new_session(AgentSession, self._engine, self._resource, chosen, parent)
 
     async def begin(self, **options: Unpack[SessionOptions]) -> AgentSession[V]:
         """A session for hooks and protocols without a ``with``: end it with `commit` or `rollback`."""
-        chosen = choose(dict(options) if options else NONE_GIVEN, retries=False)
+        chosen = choose(dict(options), retries=False) if options else DEFAULTS
         return handles.begin_session(AgentSession, self._engine, self._resource, chosen)
 
     async def run(
@@ -115,7 +115,7 @@ class Sessions(Generic[V]):
 
         Raises: what ``fn`` raises, `RetriesExhaustedError`, `DeadlineExceededError`, `InvariantError`,
             `IdempotencyMismatchError`, `CommitUnknownError`."""
-        chosen = choose(dict(options) if options else NONE_GIVEN, retries=True)
+        chosen = choose(dict(options), retries=True) if options else DEFAULTS
         running = Running(self._engine, self._resource, chosen, AgentSession, fn, args)
         value: T = await running.run()
         return value
@@ -124,7 +124,7 @@ class Sessions(Generic[V]):
         self, fn: Callable[[AgentSession[V], *Ts], Awaitable[T]], *args: *Ts, **options: Unpack[Options]
     ) -> Committed[T]:
         """Like `run`, and says what happened: attempts, replay, transaction id, cursor."""
-        chosen = choose(dict(options) if options else NONE_GIVEN, retries=True)
+        chosen = choose(dict(options), retries=True) if options else DEFAULTS
         running = Running(self._engine, self._resource, chosen, AgentSession, fn, args)
         return running.detailed(await running.run())
 
@@ -133,7 +133,7 @@ class Sessions(Generic[V]):
     ) -> Callable[[Callable[Concatenate[AgentSession[V], P], Awaitable[T]]], Callable[P, Awaitable[T]]]:
         """Decorator: ``fn(session, *args, **kwargs)`` becomes ``fn(*args, **kwargs)``, run as a transaction at each
         call."""
-        chosen = choose(dict(options) if options else NONE_GIVEN, retries=True)
+        chosen = choose(dict(options), retries=True) if options else DEFAULTS
 
         def decorate(fn: Callable[Concatenate[AgentSession[V], P], Awaitable[T]]) -> Callable[P, Awaitable[T]]:
             @functools.wraps(fn)
@@ -154,7 +154,7 @@ class Sessions(Generic[V]):
                     ...
 
         Both managers are needed: the outer one decides whether there is another attempt."""
-        chosen = choose(dict(options) if options else NONE_GIVEN, retries=True)
+        chosen = choose(dict(options), retries=True) if options else DEFAULTS
         return _Attempts(Retrying(self._engine, self._resource, chosen))
 
 

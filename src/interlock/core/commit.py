@@ -22,7 +22,7 @@ from interlock.core.carrying import add_guards, learn_guards
 from interlock.core.engine import HOUSEKEEPING_COMMITS
 from interlock.core.rules import Rules
 from interlock.core.space import Space
-from interlock.core.transaction import Transaction
+from interlock.core.transaction import Transaction, process
 from interlock.errors import CommitUnknownError, ConflictError, InvariantError, LimitExceededError
 from interlock.model import (
     ABSENT,
@@ -73,7 +73,8 @@ async def commit(txn: Transaction) -> Reply | None:
         if not (txn.writes or txn.records or txn.clears or txn.chains or txn.guards):
             txn.state = COMMITTED
             return None
-        txn.engine.check_generation(txn.generation)
+        if txn.generation is not process.generation:
+            txn.engine.check_generation(txn.generation)
         home = txn.home
         if txn.touched is None and home is not None and not home.rules.ruled:
             rules = [home.rules]
@@ -160,10 +161,13 @@ class _Sending:
 
 
 async def _send(txn: Transaction, rules: list[Rules]) -> Reply:
-    sending = _prepare(txn, rules)
+    first = rules[0] if len(rules) == 1 else None
+    plain = txn.records is None and txn.chains is None and first is not None and not first.pending
+    sending = None if plain else _prepare(txn, rules)
     for _ in range(_REPAIRS):
         if sending is None:
-            request = _assemble(txn, txn.writes, {each.key: each.expected for each in rules})
+            guards = {each.key: each.expected for each in rules} if first is None else {first.key: first.expected}
+            request = _assemble(txn, txn.writes, guards)
         else:
             request = await _request(sending)
         try:
@@ -213,7 +217,7 @@ def _assemble(txn: Transaction, writes: dict[Key, Write], guards: dict[Key, Expe
     token, operation = txn.token, txn.operation
     assert token is not None
     return CommitRequest(
-        txn.id, txn.agent, txn.isolation, token, reads, writes, guards, spans,
+        txn._id or txn.id, txn.agent, txn.isolation, token, reads, writes, guards, spans,
         () if txn.clears is None else tuple(txn.clears),
         None if operation is None else idempotency.operation_name(operation),
         txn.run_id, txn.attempt, observed, alive,

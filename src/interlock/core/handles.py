@@ -20,7 +20,7 @@ from interlock.core.refusals import transaction_text
 from interlock.core.retrying import Retrying
 from interlock.core.running import Committed
 from interlock.core.space import Resource
-from interlock.core.transaction import MISSING, Settle, Transaction
+from interlock.core.transaction import MISSING, Settle, Transaction, current
 from interlock.errors import CommitUnknownError, TransactionError, UsageError
 from interlock.model import Reply
 
@@ -147,11 +147,12 @@ def open_context(session: Handle) -> None:
             txn.refuse("enter")
         session._mark = writing.Mark(txn)
         return
-    txn.engine.check_open()
+    if txn.engine.closed:
+        txn.engine.check_open()
     if txn.state != READY:
         txn.refuse("enter")
     txn.state = ACTIVE
-    txn.enter_context()
+    txn.context = current.set(txn)
 
 
 def close_joined(session: Handle, error: BaseException | None) -> bool:

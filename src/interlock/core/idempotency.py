@@ -82,7 +82,7 @@ class Record(msgspec.Struct, frozen=True):
 def record_key(resource_name: str, operation: str, idempotency_key: str) -> Key:
     """Where a key's record lies: a digest, so that long names cannot exceed a key's limit."""
     digest = _scope(resource_name, operation).copy()
-    digest.update(keys.encode((idempotency_key,)))
+    digest.update(keys.encode(idempotency_key))
     return keys.SYSTEM + b"idem" + digest.digest()
 
 
@@ -228,6 +228,8 @@ def _bindable(fn: Callable[..., Any]) -> tuple[inspect.Signature, tuple[str, ...
 
 def operation_name(fn: Callable[..., Any]) -> str:
     """The name under which a function's transactions are recorded: its module and qualified name."""
+    if type(fn) is FunctionType and fn.__module__:
+        return f"{fn.__module__}.{fn.__qualname__}"
     while isinstance(fn, functools.partial):
         fn = fn.func
     name = getattr(fn, "__qualname__", None) or type(fn).__qualname__

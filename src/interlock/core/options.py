@@ -10,7 +10,7 @@ from interlock.core import isolation as modes
 from interlock.core.isolation import Isolation
 from interlock.core.retry import RetryPolicy
 from interlock.errors import UsageError
-from interlock.keys import check_name
+from interlock.keys import NAME_BYTES, check_name
 
 
 class SessionOptions(TypedDict, total=False):
@@ -45,7 +45,6 @@ class Chosen(msgspec.Struct, frozen=True):
 
 
 DEFAULTS: Final = Chosen()
-NONE_GIVEN: Final[dict[str, Any]] = {}
 _NAMES: Final = frozenset(Chosen.__struct_fields__)
 
 
@@ -53,6 +52,9 @@ def choose(given: dict[str, Any], *, retries: bool) -> Chosen:
     """Check the keywords of a call. Raises `UsageError` naming the option that is wrong."""
     if not given:
         return DEFAULTS
+    key = given.get("idempotency_key")
+    if len(given) == 1 and type(key) is str and key.isascii() and 0 < len(key) <= NAME_BYTES and not key.isspace():
+        return Chosen(idempotency_key=key)
     unknown = [name for name in given if name not in _NAMES or (name == "retry" and not retries)]
     if unknown:
         known = ", ".join(sorted(_NAMES if retries else _NAMES - {"retry"}))

@@ -181,7 +181,7 @@ class Running(Retrying):
     def _add_record(self, txn: Transaction, record: Key, value: Any, nested: bool = False) -> None:
         key, ttl_seconds = self.chosen.idempotency_key or "", self.engine.idempotency_ttl_seconds
         made = Record(key, self.fingerprint, value, ttl_seconds, transaction_text(txn.id), self.home, nested)
-        txn.records = {**(txn.records or {}), record: made}
+        txn.records = {record: made} if txn.records is None else {**txn.records, record: made}
 
     async def _nested(self, parent: Transaction) -> Any:
         """Run as part of the open transaction; an error that its caller catches takes back only this part."""

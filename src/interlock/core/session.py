@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, TypeVarTuple, cast, overload
 
 from interlock.core import extension, handles, memos, scanning, writing
+from interlock.core.calls import ACTIVE
 from interlock.core.cursors import cursor_of
 from interlock.core.isolation import Isolation
 from interlock.core.refusals import transaction_text
@@ -238,11 +239,15 @@ class AgentSession(AgentView[V]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         txn = self._txn
-        if handles.close_joined(self, error):
+        if self._mark is not None:
+            handles.close_joined(self, error)
             return
         try:
-            ending = handles.leave(txn, error)
-            if ending is not None:
-                await ending
+            if error is None and txn.state == ACTIVE:
+                await handles.finish(txn)
+            else:
+                ending = handles.leave(txn, error)
+                if ending is not None:
+                    await ending
         finally:
             txn.leave_context()

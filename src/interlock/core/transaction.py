@@ -213,19 +213,25 @@ class Transaction(Attempted):
                 self.touch(space)
             raw = (space.cache.get(key) if type(key) is str else None) or space.encode(key)
             if (
-                self.token is None
-                and self.mode == modes.SERIALIZABLE
+                self.mode == modes.SERIALIZABLE
+                and not self.reads
                 and not self.writes
                 and self.chains is None
+                and self.clears is None
+                and self.invariant_reads is None
+                and self.deadline is None
                 and raw not in self.engine.gates.open
             ):
                 self.state = BUSY  # the first read of nearly every session: `fetch`, cut short
-                reading = await self.backend.read((raw,))
+                reading = await self.backend.read((raw,), self.token)
                 if self.state == BUSY:
                     self.state = ACTIVE
-                self.token = reading.token
-                self.reads[raw] = entry = reading.entries[0]
-                value = None if entry is None else entry.value
+                if reading.superseded:
+                    value = await self._read_on(raw)
+                else:
+                    self.token = reading.token
+                    self.reads[raw] = entry = reading.entries[0]
+                    value = None if entry is None else entry.value
             else:
                 value = await self._read_on(raw)
             return default if value is None else resource.thaw(value)

@@ -30,7 +30,7 @@ from interlock.core.calls import READY
 from interlock.core.diagnosis import Entry, Outcome
 from interlock.core.engine import Engine
 from interlock.core.isolation import Isolation
-from interlock.core.options import NONE_GIVEN, Options, SessionOptions, choose
+from interlock.core.options import DEFAULTS, Options, SessionOptions, choose
 from interlock.core.retry import RetryPolicy
 from interlock.core.retrying import Retrying
 from interlock.core.running import Committed, Running
@@ -92,13 +92,13 @@ class Sessions(Generic[V]):
         """``with resource.session(agent=...) as session:`` is one attempt: commit on exit, roll back on an exception.
 
         Inside another session of the same store and task it joins that one like a savepoint."""
-        chosen = choose(dict(options) if options else NONE_GIVEN, retries=False)
+        chosen = choose(dict(options), retries=False) if options else DEFAULTS
         parent = self._engine.parent(detached=chosen.detached, isolation=chosen.isolation)
         return handles.new_session(AgentSession, self._engine, self._resource, chosen, parent)
 
     def begin(self, **options: Unpack[SessionOptions]) -> AgentSession[V]:
         """A session for hooks and protocols without a ``with``: end it with `commit` or `rollback`."""
-        chosen = choose(dict(options) if options else NONE_GIVEN, retries=False)
+        chosen = choose(dict(options), retries=False) if options else DEFAULTS
         return handles.begin_session(AgentSession, self._engine, self._resource, chosen)
 
     @overload
@@ -121,7 +121,7 @@ class Sessions(Generic[V]):
 
         Raises: what ``fn`` raises, `RetriesExhaustedError`, `DeadlineExceededError`, `InvariantError`,
             `IdempotencyMismatchError`, `CommitUnknownError`."""
-        chosen = choose(dict(options) if options else NONE_GIVEN, retries=True)
+        chosen = choose(dict(options), retries=True) if options else DEFAULTS
         running = Running(self._engine, self._resource, chosen, AgentSession, fn, args)
         return step(running.run())
 
@@ -139,7 +139,7 @@ class Sessions(Generic[V]):
     ) -> Committed[T]: ...
     def run_detailed(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:  # type: ignore[misc]
         """Like `run`, and says what happened: attempts, replay, transaction id, cursor."""
-        chosen = choose(dict(options) if options else NONE_GIVEN, retries=True)
+        chosen = choose(dict(options), retries=True) if options else DEFAULTS
         running = Running(self._engine, self._resource, chosen, AgentSession, fn, args)
         return running.detailed(step(running.run()))
 
@@ -148,7 +148,7 @@ class Sessions(Generic[V]):
     ) -> Callable[[Callable[Concatenate[AgentSession[V], P], T]], Callable[P, T]]:
         """Decorator: ``fn(session, *args, **kwargs)`` becomes ``fn(*args, **kwargs)``, run as a transaction at each
         call."""
-        chosen = choose(dict(options) if options else NONE_GIVEN, retries=True)
+        chosen = choose(dict(options), retries=True) if options else DEFAULTS
 
         def decorate(fn: Callable[Concatenate[AgentSession[V], P], T]) -> Callable[P, T]:
             @functools.wraps(fn)
@@ -169,7 +169,7 @@ class Sessions(Generic[V]):
                     ...
 
         Both managers are needed: the outer one decides whether there is another attempt."""
-        chosen = choose(dict(options) if options else NONE_GIVEN, retries=True)
+        chosen = choose(dict(options), retries=True) if options else DEFAULTS
         return _attempts(Retrying(self._engine, self._resource, chosen))
 
 

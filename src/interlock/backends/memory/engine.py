@@ -58,7 +58,7 @@ class Engine:
             if state.pending is not None:
                 state.apply(*state.pending)
             get = state.current.get
-            entries = [get(key) for key in keys]
+            entries = [get(keys[0])] if len(keys) == 1 else [get(key) for key in keys]
             token = state.token
             if at is None or at is token:
                 now = state.clock()

@@ -25,18 +25,24 @@ def commit_plainly(state: State, request: CommitRequest, now: float) -> Reply | 
         state.position_of(request.snapshot)
     current = state.current
     get = current.get
-    for expectations in (request.reads, request.guards):
-        for key, expected in expectations.items():
-            entry = get(key)
-            if entry is None:
-                if expected is not ABSENT:
-                    return None
-            elif entry.version != expected or entry.value is None:
+    for key, expected in request.reads.items():
+        entry = get(key)
+        if entry is None:
+            if expected is not ABSENT:
                 return None
+        elif entry.version != expected or entry.value is None:
+            return None
+    for key, expected in request.guards.items():
+        entry = get(key)
+        if entry is None:
+            if expected is not ABSENT:
+                return None
+        elif entry.version != expected or entry.value is None:
+            return None
     position = token.position + 1
     version = (position, transaction & NONCE_MASK)
     new: dict[Key, Entry] = {}
-    fresh: list[Key] | None = None
+    fresh: list[Key] = []
     for key, write in writes.items():
         if type(write) is not Put:
             return None
@@ -45,10 +51,8 @@ def commit_plainly(state: State, request: CommitRequest, now: float) -> Reply | 
             Entry(version, write.value) if ttl_seconds is None else Entry(version, write.value, now + ttl_seconds)
         )
         if key not in current and write.listed:
-            if fresh is None:
-                fresh = []
             fresh.append(key)
-    if fresh is not None:
+    if fresh:
         state.order.fresh.update(fresh)
     after = Token(token.store, INCARNATION, position)
     record = Record(version, after, now, transaction, request.agent, writes, (), None, request)
