@@ -153,6 +153,12 @@ class PostgreSQLServer:
         """Kill the server with all its processes, as a loss of power would: nothing is written any more."""
         self._stop(signal.SIGKILL)
 
+    def become_replica(self) -> None:
+        """Go on as a replica whose primary says nothing: it answers questions and takes no writes."""
+        self._stop(signal.SIGINT)
+        Path(self._data, "standby.signal").touch()
+        self.start()
+
     def stop(self) -> None:
         """Stop it at once; its directories go with it."""
         self._stop(signal.SIGQUIT)

@@ -39,7 +39,10 @@ LIBRARY_RULES: list[Rule] = [
 ]
 TEST_RULES: list[Rule] = [tidy.module_docstring, tidy.no_bare_except, tidy.finished, tidy.ignores_have_codes]
 
-SLEEPS: dict[str, str] = {"tests/cases/test_workloads.py": "agents that think"}
+SLEEPS: dict[str, str] = {
+    "tests/cases/test_postgresql.py": "an agent thinks for longer than the server's limit",
+    "tests/cases/test_workloads.py": "agents that think",
+}
 """Test files that may sleep -> why. Agents that think are a reason; waiting for another thread is not."""
 
 PUBLIC_MODULES = ["interlock", "interlock.sync", "interlock.testing", "interlock.testing.sync"]

@@ -152,6 +152,10 @@ class World:
         """A store object; every one that is opened in this world sees the same data."""
         return self._keep(self._colour.open(self.url, **{"agent": "tester", **self.options, **settings}))
 
+    def keep_open(self, url: str, **settings: Any) -> Any:
+        """A store object that reaches the same data by another URL."""
+        return self._keep(self._colour.open(url, **{"agent": "tester", **self.options, **settings}))
+
     def over(self, backend: Any, **settings: Any) -> Any:
         """A store object over a backend that the test has made."""
         return self._keep(self._colour.Store(backend, **{"agent": "tester", **settings}))

@@ -20,6 +20,7 @@ KINDS = {
     "value": 8,
     "key": 5,
     "sqlite": 8,
+    "postgres": 9,
     "schema": 1,
 }
 """How many cases of each kind there are."""

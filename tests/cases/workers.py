@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import interlock.sync
+from cases.support import drop_schema
 
 TESTS = Path(__file__).parent.parent
 
@@ -142,12 +143,21 @@ def _increment(session: Any, key: str) -> None:
     session.write(key, session.read(key, 0) + 1)
 
 
-def open_together(directory: str, rounds: int, processes: int) -> list[int]:
-    """In each round as many forked processes open one new file at the same moment, and count in it."""
-    return [_open_together(f"sqlite:///{directory}/{number}.db", processes) for number in range(rounds)]
+def open_together(rounds: int, processes: int, directory: str = "", url: str = "") -> list[int]:
+    """In each round as many forked processes open one new store at the same moment, and count in it: a file in the
+    directory, or a schema of the server."""
+    if directory:
+        return [_open_together(f"sqlite:///{directory}/{number}.db", processes) for number in range(rounds)]
+    say("ready")
+    names = [f"together_{os.getpid()}_{number}" for number in range(rounds)]
+    try:
+        return [_open_together((url, {"schema": name}), processes) for name in names]
+    finally:
+        for name in names:
+            drop_schema(url, name)
 
 
-def _open_together(url: str, processes: int) -> int:
+def _open_together(url: Place, processes: int) -> int:
     starting_line, starter = os.pipe()
     children = []
     for number in range(processes):
