@@ -64,8 +64,8 @@ DRIVERS: dict[str, set[str]] = {
     "asyncpg": {"backends.postgresql.asynchronous"},
     "psycopg": {"backends.postgresql.blocking"},
     "pydantic": {"core.typed"},
-    "typer": {"cli", "demo"},
-    "rich": {"cli", "demo"},
+    "typer": {"cli", "demo", "testing.histories"},
+    "rich": {"cli", "demo", "testing.histories"},
     "pytest": {"testing"},
     "hypothesis": {"testing"},
 }

@@ -1,0 +1,124 @@
+"""One process of a run: threads that make the transactions of a workload until the time is over.
+
+Started by `running` with its `Part` as one line on stdin, or called in the same process for stores that processes
+cannot share. Everything it knows about the outcome goes into its history file, before and after each transaction.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import interlock.sync
+from interlock.core.isolation import Isolation
+from interlock.errors import UsageError
+from interlock.testing.histories.records import Recorder, ending_of
+from interlock.testing.histories.workloads import WORKLOADS, Agent, Workload
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What one process does. ``first`` is the number of its first thread, ``stride`` how many there are."""
+
+    url: str
+    resource: str
+    workload: str
+    mode: Isolation
+    directory: str
+    name: str
+    first: int
+    threads: int
+    stride: int
+    seed: int
+    until: float
+    think_seconds: float
+    options: dict[str, Any] = {}
+
+
+def work(part: Part) -> None:
+    """Run the threads of a part. Raises what a thread raised that is nobody's fault but ours."""
+    workload = WORKLOADS[part.workload]
+    recorder = Recorder(Path(part.directory), part.name, part.stride)
+    failures: list[BaseException] = []
+    try:
+        with interlock.sync.open(part.url, agent=part.name, isolation="none", **part.options) as store:
+            resource = store.resource(part.resource)
+            blind = part.mode != "snapshot"
+
+            def thread(number: int) -> None:
+                place = number % part.stride
+                agent = Agent(number, place, part.stride, random.Random(f"{part.seed} {number}"), blind)
+                try:
+                    while time.monotonic() < part.until and not failures:
+                        make_one(workload, agent, resource, part, recorder)
+                except BaseException as error:
+                    failures.append(error)
+
+            threads = [threading.Thread(target=thread, args=(part.first + n,)) for n in range(part.threads)]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+    finally:
+        recorder.close()
+    if failures:
+        raise failures[0]
+
+
+class Paced:
+    """A session whose agent thinks: before some of its reads, and before it commits."""
+
+    def __init__(self, session: Any, randomness: random.Random, think_seconds: float) -> None:
+        self._session = session
+        self._random = randomness
+        self._think_seconds = think_seconds
+
+    def pause(self) -> None:
+        """Think."""
+        if self._think_seconds:
+            time.sleep(self._random.uniform(0, self._think_seconds))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("read", "scan") and self._random.random() < 0.3:
+            self.pause()
+        return getattr(self._session, name)
+
+
+def make_one(workload: Workload, agent: Agent, resource: Any, part: Part, recorder: Recorder) -> None:
+    """One transaction: announce it, carry it out, note how it ended."""
+    plan = workload.plan(agent)
+    announced = [["append", *step[1:]] if step[0] == "push" else list(step) for step in plan.steps]
+    recorder.begin(agent.number, announced)
+    steps = plan.steps
+    try:
+        with resource.session(isolation=part.mode) as session:
+            paced: Any = Paced(session, agent.random, part.think_seconds)
+            plan.carry(paced, steps)
+            paced.pause()
+    except UsageError:
+        raise
+    except Exception as error:
+        agent.number = recorder.end(agent.number, ending_of(error), _written(steps), error)
+    else:
+        recorder.end(agent.number, "ok", steps)
+        inserted = agent.memory.pop("inserted", None)
+        if inserted is not None:
+            agent.memory["owned"].append(inserted)
+
+
+def _written(steps: list[list[Any]]) -> list[list[Any]]:
+    return [["append", *step[1:]] if step[0] == "push" else step for step in steps]
+
+
+def main() -> None:
+    """The process."""
+    work(msgspec.json.decode(sys.stdin.buffer.readline(), type=Part))
+
+
+if __name__ == "__main__":
+    main()
