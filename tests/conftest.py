@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from redis_servers import REDIS, redis_server
 from servers import POSTGRESQL, postgresql_server
 
 # A shell starts a background job with SIGINT ignored, and so would every process be that a test starts: then the tests
@@ -25,4 +26,15 @@ def postgresql_url() -> Iterator[str]:
         yield given
         return
     with postgresql_server() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """The URL of a durable Redis server that this process of the run may use."""
+    given = os.environ.get(REDIS)
+    if given:
+        yield given
+        return
+    with redis_server() as server:
         yield server.url

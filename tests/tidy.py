@@ -63,6 +63,8 @@ DRIVERS: dict[str, set[str]] = {
     "sqlite3": {"backends.sqlite", "demo", "testing"},
     "asyncpg": {"backends.postgresql.asynchronous"},
     "psycopg": {"backends.postgresql.blocking"},
+    "redis": {"backends.redis.address"},
+    "hiredis": {"backends.redis.blocking", "backends.redis.multiplexer"},
     "pydantic": {"core.typed"},
     "typer": {"cli", "demo", "testing.histories"},
     "rich": {"cli", "demo", "testing.histories"},

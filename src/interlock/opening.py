@@ -12,11 +12,12 @@ from interlock.backends.memory import MemoryBackend
 from interlock.errors import UsageError
 from interlock.ports import Backend
 
+_REDIS = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 _ALLOWED: dict[str, tuple[str, ...]] = {
     "memory": (),
     "sqlite": ("busy_seconds", "grace_seconds", "synchronous"),
     "postgresql": ("schema", "connections", "durability", "grace_seconds", "connect_seconds"),
-}
+} | dict.fromkeys(_REDIS, ("name", "connections", "durability", "replicas", "grace_seconds", "connect_seconds"))
 
 
 def backend_for(url: str, options: dict[str, Any]) -> Backend:
@@ -29,7 +30,7 @@ def backend_for(url: str, options: dict[str, Any]) -> Backend:
     build = _SCHEMES.get(parts.scheme)
     if build is None or "://" not in url:
         raise UsageError(f"no backend for {url!r}; there are {', '.join(f'{scheme}://' for scheme in _SCHEMES)}")
-    if parts.fragment or (parts.query and parts.scheme != "postgresql"):
+    if parts.fragment or (parts.query and parts.scheme not in ("postgresql", *_REDIS)):
         raise UsageError(f"{url!r}: options are keyword arguments of open, not part of the URL")
     for name in options:
         if name not in _ALLOWED[parts.scheme]:
@@ -58,11 +59,17 @@ def _postgresql(url: str, host: str, path: str, options: dict[str, Any]) -> Back
     return PostgreSQLBackend(url, **options)
 
 
+def _redis(url: str, host: str, path: str, options: dict[str, Any]) -> Backend:
+    from interlock.backends.redis import RedisBackend
+
+    return RedisBackend(url, **options)
+
+
 _SCHEMES: dict[str, Callable[[str, str, str, dict[str, Any]], Backend]] = {
     "memory": _memory,
     "sqlite": _sqlite,
     "postgresql": _postgresql,
-}
+} | dict.fromkeys(_REDIS, _redis)
 
 
 def for_async(backend: Backend) -> Backend:

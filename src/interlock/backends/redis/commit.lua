@@ -1,0 +1,213 @@
+-- Judge a commit, then apply it. Nothing is written before everything has been checked.
+--
+-- KEYS 1 entries 2 index 3 history 4 feed 5 expiring 6 settled 7 large (see the package's docstring)
+-- ARGV 1 identity 2 transaction 3 snapshot 4 mode: 'w' | 'q' quiet | 'v' validate only 5 record
+--      6 rows 7 spans 8 clears 9 fetches, then
+--      rows x (key, expectation, operation, argument), spans x (start, stop), clears x (start, stop), fetches x key
+-- expectation: '' none | version (16 bytes) | version '!' not expired either | a absent, recorded | g absent
+--              | u unchanged since the snapshot | U the same and not expired
+-- operation:   '' none | p put | o put unlisted | t put with a life | d delete | m merge | M merge computed outside
+-- answer: {1, position, at, merged, fetched} | {2, position, clashes} | {3, meta} another store or incarnation
+--         | {4} too old | {5, record} known already | {6} too many keys to clear | {7, rows to compute outside}
+local call, sub, byte, pack, from, A, D = redis.call, string.sub, string.byte, struct.pack, struct.unpack, ARGV, KEYS[1]
+local rows, snapshot, mode = tonumber(A[6]), tonumber(A[3]), A[4]
+local q, r = {'s', 'm', 'x' .. A[2]}
+for i = 1, rows do q[i + 3] = A[6 + 4 * i] end
+if rows <= 2000 then
+  r = call('HMGET', D, unpack(q))
+else
+  r = {}
+  for a = 1, #q, 2000 do
+    local part = call('HMGET', D, unpack(q, a, math.min(a + 1999, #q)))
+    for j = 1, #part do r[a + j - 1] = part[j] end
+  end
+end
+local meta = r[2]
+if not meta or sub(meta, 1, 16) ~= A[1] then return {3, meta or ''} end
+local position, last = from('>I8I8', r[1])
+local horizon, barred = from('>I8I6', meta, 17)
+if snapshot > position then return {3, meta} end
+if mode ~= 'v' then
+  if r[3] then return {5, r[3]} end
+  if barred > 0 then -- the youngest transaction whose fence was dropped: whoever is not younger may have been fenced
+    local a1, a2, a3 = from('>I6I6I4', A[2])
+    local b1, b2, b3 = from('>I6I6I4', meta, 25)
+    if a1 < b1 or (a1 == b1 and (a2 < b2 or (a2 == b2 and a3 <= b3))) then return {4} end
+  end
+end
+if snapshot < horizon then return {4} end
+local time = call('TIME')
+local at = time[1] * 1000000 + time[2]
+if at < last then at = last end
+
+local clashes, graves, merging
+for i = 1, rows do
+  local x = A[7 + 4 * i]
+  if x ~= '' then
+    local e, bad = r[i + 3], false
+    if #x >= 16 then
+      bad = not e or sub(e, 1, 16) ~= sub(x, 1, 16) or byte(e, 17) % 2 == 1
+        or (#x == 17 and byte(e, 17) % 8 >= 4 and from('>I8', e, 18) <= at)
+    elseif x == 'a' or x == 'g' then
+      if e then
+        bad = byte(e, 17) % 2 == 0
+        if x == 'a' and not bad then
+          graves = graves or {}
+          graves[#graves + 1] = 'a'
+          graves[#graves + 1] = sub(e, 1, 16) .. q[i + 3]
+        end
+      end
+    elseif e then
+      bad = from('>I8', e) > snapshot or (x == 'U' and byte(e, 17) % 8 >= 4 and from('>I8', e, 18) <= at)
+    end
+    if bad then
+      clashes = clashes or {}
+      clashes[#clashes + 1] = {i, q[i + 3], e or ''}
+    end
+  end
+  local operation = A[8 + 4 * i]
+  if operation == 'm' or operation == 'M' then merging = true end
+end
+local spans, clears = tonumber(A[7]), tonumber(A[8])
+local base = 9 + 4 * rows
+local cleared, removed
+--@ ranges.lua
+if clashes then
+  local shown = {}
+  for j = 1, #clashes do
+    local c = clashes[j]
+    local e, born, record = c[3], '', ''
+    if e ~= '' and j <= 100 then
+      local id = string.format('%.0f', (from('>I8', e)))
+      local found = call('XRANGE', KEYS[4], id, id .. '-0')
+      if found[1] then born, record = found[1][2][2], found[1][2][4] end
+    end
+    shown[j] = {c[1], c[2], #e <= 1049 and e or sub(e, 1, 25), born, record, #e > 1049 and 1 or 0}
+  end
+  return {2, position, shown}
+end
+local after, merged
+--@ merges.lua
+if mode == 'v' then
+  local fetched
+  --@ fetch.lua
+  return {1, position, at, 0, fetched or 0, sub(r[1], 17, 24)}
+end
+
+-- From here on things are written. The first is HSET, which the server refuses if memory is short, if it is a replica, or
+-- if it has too few of them; so nothing strikes between two writes.
+position = position + 1
+local own = pack('>I8', position)
+local nonce = sub(A[2], 9, 16)
+local head, quiet = own .. nonce, mode == 'q'
+local set, feed = {'s', pack('>I8I8', position, at) .. nonce, q[3], 'C' .. own}, {'t', at, 'm', A[5]}
+local old, listed, large, lives, undying
+for i = 1, rows do
+  local operation = A[8 + 4 * i]
+  if operation ~= '' then
+    local k, e, b = q[i + 3], r[i + 3], A[9 + 4 * i]
+    local was = e and byte(e, 17) or 32
+    local flags, expiry, outside = quiet and 8 or 0, '', was % 64 >= 32
+    local mark = operation
+    if operation == 'd' then
+      if not e or was % 2 == 1 or (cleared and cleared[k]) then b = nil end
+      flags = flags + 1
+    elseif operation == 'm' or operation == 'M' then
+      b, mark = after[i], 'm'
+      if e and was % 2 == 0 and was % 8 >= 4 and not (cleared and cleared[k]) then
+        flags, expiry = flags + 4, sub(e, 18, 25)
+      end
+      outside = e and outside
+    else
+      if operation == 't' then
+        local until_ = at + from('>I8', b, 2)
+        flags, expiry = flags + 4, pack('>I8', until_)
+        lives = lives or {}
+        lives[#lives + 1] = until_
+        lives[#lives + 1] = k
+        mark = sub(b, 1, 1)
+        b = sub(b, 10)
+      end
+      if mark == 'p' then outside = false end
+    end
+    if b then
+      if outside then flags = flags + 32 elseif not e or was % 64 >= 32 then
+        listed = listed or {}
+        listed[#listed + 1] = 0
+        listed[#listed + 1] = k
+      end
+      if #b > 4096 and not quiet then
+        large = large or {}
+        large[#large + 1] = pack('>I4', #k) .. k .. own
+        large[#large + 1] = b
+        flags, b = flags + 2, ''
+      end
+      if e then
+        if quiet and was % 16 >= 8 then
+          flags = flags + 16
+        elseif not (cleared and cleared[k]) then
+          old = old or {}
+          old[#old + 1] = 0
+          old[#old + 1] = pack('>I4', #k) .. k .. e
+        end
+        if was % 8 >= 4 and flags % 8 < 4 then
+          undying = undying or {}
+          undying[#undying + 1] = k
+        end
+      end
+      if flags == 0 then b = head .. '\0' .. b else b = head .. string.char(flags) .. expiry .. b end
+      set[#set + 1] = k
+      set[#set + 1] = b
+      feed[#feed + 1] = mark
+      feed[#feed + 1] = k
+      if cleared and cleared[k] then cleared[k] = 'written' end
+    end
+  end
+end
+if removed then
+  local grave = head .. string.char(quiet and 9 or 1)
+  for j = 1, #removed, 2 do
+    local k, e = removed[j], removed[j + 1]
+    if cleared[k] ~= 'written' then
+      set[#set + 1] = k
+      set[#set + 1] = grave
+      if byte(e, 17) % 8 >= 4 then
+        undying = undying or {}
+        undying[#undying + 1] = k
+      end
+    end
+    old = old or {}
+    old[#old + 1] = 0
+    old[#old + 1] = pack('>I4', #k) .. k .. e
+    feed[#feed + 1] = 'c'
+    feed[#feed + 1] = k
+  end
+end
+if graves then for j = 1, #graves do feed[#feed + 1] = graves[j] end end
+local function write(command, key, what)
+  if what then
+    if #what <= 4000 then
+      call(command, key, unpack(what))
+    else
+      for a = 1, #what, 4000 do call(command, key, unpack(what, a, math.min(a + 3999, #what))) end
+    end
+  end
+end
+write('HSET', D, set)
+write('ZADD', KEYS[3], old)
+write('ZADD', KEYS[2], listed)
+write('HSET', KEYS[7], large)
+write('ZADD', KEYS[5], lives)
+write('ZREM', KEYS[5], undying)
+if #feed <= 4000 then
+  call('XADD', KEYS[4], position, unpack(feed))
+else -- more than one stream entry can take: parts of one position, which readers join
+  for a = 5, #feed, 3900 do
+    call('XADD', KEYS[4], string.format('%.0f-%d', position, (a - 5) / 3900), 't', at, 'm', a == 5 and A[5] or '',
+      unpack(feed, a, math.min(a + 3899, #feed)))
+  end
+end
+if not merged and A[9] == '0' then return {1, position, at} end
+local fetched
+--@ fetch.lua
+return {1, position, at, merged or 0, fetched or 0}

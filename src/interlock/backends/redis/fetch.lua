@@ -1,0 +1,9 @@
+if A[9] ~= '0' then
+  fetched = call('HMGET', D, unpack(A, base + 2 * (spans + clears) + 1, base + 2 * (spans + clears) + tonumber(A[9])))
+  for j = 1, #fetched do
+    local e, k = fetched[j], A[base + 2 * (spans + clears) + j]
+    if e and byte(e, 17) % 4 >= 2 then
+      fetched[j] = e .. call('HGET', KEYS[7], pack('>I4', #k) .. k .. sub(e, 1, 8))
+    end
+  end
+end

