@@ -34,13 +34,14 @@ IMPORTS: dict[str, set[str]] = {
     "layers": CORE | {"core"},
     "backends": FOUNDATION,
     "opening": FOUNDATION | {"backends"},
-    "store": FOUNDATION | {"core", "layers", "opening"},
+    "store": FOUNDATION | {"core", "layers", "saga", "opening"},
     "stepping": CORE | {"core", "layers"},
-    "sync": FOUNDATION | {"core", "layers", "backends", "opening", "stepping"},
+    "saga": FOUNDATION | {"core", "layers", "stepping"},
+    "sync": FOUNDATION | {"core", "layers", "saga", "backends", "opening", "stepping"},
     "cli": FOUNDATION | {"core", "layers", "backends", "sync", "demo", ""},
     "demo": FOUNDATION | {"core", "backends", "sync", ""},
     "testing": FOUNDATION | {"core", "layers", "backends", "gates", "opening", "stepping", "sync", "cli", "demo", ""},
-    "": FOUNDATION | {"core", "layers", "backends", "opening", "store", "sync"},
+    "": FOUNDATION | {"core", "layers", "saga", "backends", "opening", "store", "sync"},
 }
 """First name below `interlock` ("" is the package itself) -> the first names that its modules may import.
 
@@ -56,9 +57,9 @@ BACKEND_SHARED = {"backends.bridges"}
 """What several backends stand on. Apart from these no backend imports another one."""
 
 DRIVERS: dict[str, set[str]] = {
-    "msgspec": {"model", "codec", "core", "layers", "backends", "cli", "demo", "testing"},
-    "typing_extensions": {"core", "layers", "store", "stepping", "sync"},
-    "asyncio": {"runtime", "backends", "demo", "cli", "testing"},
+    "msgspec": {"model", "codec", "core", "layers", "saga", "backends", "cli", "demo", "testing"},
+    "typing_extensions": {"core", "layers", "saga", "store", "stepping", "sync"},
+    "asyncio": {"runtime", "saga.worlds", "backends", "demo", "cli", "testing"},
     "trio": {"runtime", "testing"},
     "sqlite3": {"backends.sqlite", "demo", "testing"},
     "asyncpg": {"backends.postgresql.asynchronous"},
@@ -92,7 +93,7 @@ BANNED_WORDS: dict[str, str] = {
 DURATION_WORDS = {"age", "backoff", "delay", "duration", "grace", "interval", "period", "timeout", "ttl", "wait"}
 WRONG_UNITS = {"ms", "millis", "msec", "sec", "secs", "minutes", "hours", "us", "kb", "mb", "kib", "mib", "size"}
 
-EXPORTED = {"core", "layers", "store", "stepping", "sync"}
+EXPORTED = {"core", "layers", "saga", "store", "stepping", "sync"}
 """Where the exported names come from."""
 
 MODULE_LINES = 400

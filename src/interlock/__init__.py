@@ -47,6 +47,21 @@ from interlock.keys import UserKey as Key
 from interlock.layers.effects.answers import CANNOT_TELL, NOT_HAPPENED, Happened
 from interlock.model import Delete
 from interlock.ports import Backend, Capability
+from interlock.saga.blocking import SagaScope
+from interlock.saga.deferred import Deferred
+from interlock.saga.errors import (
+    CompensationError,
+    JournalMismatchError,
+    SagaAbortedError,
+    SagaClosedError,
+    SagaError,
+    StepFailedError,
+)
+from interlock.saga.records import FailedUndo, SagaReport
+from interlock.saga.saga import Saga
+from interlock.saga.scope import AsyncSagaScope, Step, current_saga
+from interlock.saga.snapshot import Snapshot, snapshot
+from interlock.saga.tools import carry, compensable
 from interlock.store import Attempt, SharedResource, Store, open
 
 __version__ = "0.1.0"
@@ -57,6 +72,7 @@ __all__ = [
     "NOT_HAPPENED",
     "AgentSession",
     "AgentView",
+    "AsyncSagaScope",
     "Attempt",
     "Backend",
     "BackendCorruptError",
@@ -66,16 +82,19 @@ __all__ = [
     "Change",
     "CommitUnknownError",
     "Committed",
+    "CompensationError",
     "Conflict",
     "ConflictError",
     "Cursor",
     "DeadlineExceededError",
+    "Deferred",
     "Delete",
     "EffectError",
     "EffectFailedError",
     "EffectInProgressError",
     "EffectUnknownError",
     "Entry",
+    "FailedUndo",
     "Happened",
     "IdempotencyInProgressError",
     "IdempotencyMismatchError",
@@ -83,6 +102,7 @@ __all__ = [
     "InvariantError",
     "Isolation",
     "IsolationError",
+    "JournalMismatchError",
     "Key",
     "LimitExceededError",
     "MemoryBackend",
@@ -94,10 +114,19 @@ __all__ = [
     "RetriesExhaustedError",
     "RetryPolicy",
     "SQLiteBackend",
+    "Saga",
+    "SagaAbortedError",
+    "SagaClosedError",
+    "SagaError",
+    "SagaReport",
+    "SagaScope",
     "SchemaMismatchError",
     "SessionOptions",
     "SharedResource",
+    "Snapshot",
     "SnapshotTooOldError",
+    "Step",
+    "StepFailedError",
     "Store",
     "TransactionError",
     "TransactionLog",
@@ -106,5 +135,9 @@ __all__ = [
     "ValueRefusedError",
     "WriteConflict",
     "Written",
+    "carry",
+    "compensable",
+    "current_saga",
     "open",
+    "snapshot",
 ]

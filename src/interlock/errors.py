@@ -220,7 +220,8 @@ class RangeConflict(ConflictError):
 class InvariantError(TransactionError):
     """A declared rule would be broken: a named invariant, or the floor or ceiling of a merge. Not retryable.
 
-    ``invariant`` names the rule; for a merge bound ``key``, ``current`` and ``bound`` hold the facts.
+    ``invariant`` names the rule; for a merge bound ``key``, ``current`` and ``bound`` hold the facts. In a saga
+    ``step`` is the step after which it was found, and ``difference`` what had changed by then.
     """
 
     code = "invariant"
@@ -236,9 +237,13 @@ class InvariantError(TransactionError):
         key: Any = None,
         current: Any = None,
         bound: Any = None,
+        step: str = "",
+        difference: Sequence[str] = (),
     ) -> None:
         super().__init__(message, transaction_id=transaction_id)
         self.invariant = invariant
+        self.step = step
+        self.difference = tuple(difference)
         self.resource = resource
         self.key = key
         self.current = current

@@ -46,6 +46,21 @@ from interlock.keys import UserKey as Key
 from interlock.layers.effects.answers import CANNOT_TELL, NOT_HAPPENED, Happened
 from interlock.model import Delete
 from interlock.ports import Backend, Capability
+from interlock.saga.blocking import SagaScope, current_saga
+from interlock.saga.deferred import Deferred
+from interlock.saga.errors import (
+    CompensationError,
+    JournalMismatchError,
+    SagaAbortedError,
+    SagaClosedError,
+    SagaError,
+    StepFailedError,
+)
+from interlock.saga.records import FailedUndo, SagaReport
+from interlock.saga.saga import Saga
+from interlock.saga.scope import AsyncSagaScope, Step
+from interlock.saga.snapshot import Snapshot, snapshot
+from interlock.saga.tools import carry, compensable
 from interlock.stepping import AgentSession, AgentView
 from interlock.sync.log import TransactionLog
 from interlock.sync.store import Attempt, SharedResource, Store, open
@@ -56,6 +71,7 @@ __all__ = [
     "NOT_HAPPENED",
     "AgentSession",
     "AgentView",
+    "AsyncSagaScope",
     "Attempt",
     "Backend",
     "BackendCorruptError",
@@ -65,16 +81,19 @@ __all__ = [
     "Change",
     "CommitUnknownError",
     "Committed",
+    "CompensationError",
     "Conflict",
     "ConflictError",
     "Cursor",
     "DeadlineExceededError",
+    "Deferred",
     "Delete",
     "EffectError",
     "EffectFailedError",
     "EffectInProgressError",
     "EffectUnknownError",
     "Entry",
+    "FailedUndo",
     "Happened",
     "IdempotencyInProgressError",
     "IdempotencyMismatchError",
@@ -82,6 +101,7 @@ __all__ = [
     "InvariantError",
     "Isolation",
     "IsolationError",
+    "JournalMismatchError",
     "Key",
     "LimitExceededError",
     "MemoryBackend",
@@ -93,10 +113,19 @@ __all__ = [
     "RetriesExhaustedError",
     "RetryPolicy",
     "SQLiteBackend",
+    "Saga",
+    "SagaAbortedError",
+    "SagaClosedError",
+    "SagaError",
+    "SagaReport",
+    "SagaScope",
     "SchemaMismatchError",
     "SessionOptions",
     "SharedResource",
+    "Snapshot",
     "SnapshotTooOldError",
+    "Step",
+    "StepFailedError",
     "Store",
     "TransactionError",
     "TransactionLog",
@@ -105,5 +134,9 @@ __all__ = [
     "ValueRefusedError",
     "WriteConflict",
     "Written",
+    "carry",
+    "compensable",
+    "current_saga",
     "open",
+    "snapshot",
 ]
