@@ -153,9 +153,13 @@ class PostgreSQLServer:
         """Kill the server with all its processes, as a loss of power would: nothing is written any more."""
         self._stop(signal.SIGKILL)
 
+    def shut_down(self) -> None:
+        """End it as an administrator does who does not wait for clients."""
+        self._stop(signal.SIGINT)
+
     def become_replica(self) -> None:
         """Go on as a replica whose primary says nothing: it answers questions and takes no writes."""
-        self._stop(signal.SIGINT)
+        self.shut_down()
         Path(self._data, "standby.signal").touch()
         self.start()
 
