@@ -14,6 +14,8 @@ import inspect
 from collections.abc import Awaitable, Coroutine
 from typing import Any, Final, NoReturn, TypeVar
 
+import msgspec
+
 from interlock.errors import UsageError
 
 T = TypeVar("T")
@@ -35,8 +37,11 @@ ENDED: Final = (COMMITTED, ROLLED_BACK, LEFT_BEHIND, LEFT)
 LIVE: Final = (ACTIVE, BUSY, CHECKING)
 
 
-class Attempted:
-    """State, error and calls of one attempt. Defaults are the class's, so that an attempt pays for what it uses."""
+class Attempted(msgspec.Struct, eq=False, kw_only=True):
+    """State, error and calls of one attempt.
+
+    A struct, here and in `interlock.core.transaction`, because its many fields get their defaults without running any
+    Python."""
 
     state: int = ACTIVE
     error: BaseException | None = None

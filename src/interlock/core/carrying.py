@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from interlock.model import Clash, Expectation, Key, Put, Write
+from interlock.model import Clash, Expectation, Key, Write
 
 if TYPE_CHECKING:
     from interlock.core.transaction import Transaction
@@ -41,11 +41,12 @@ def carry(
     if txn.state:
         txn.refuse("carry")
     if guards:
+        txn.plain = False
         txn.guards = {**(txn.guards or {}), **guards}
     if writes:
         txn.before_write()
+        txn.plain = False
         txn.writes.update(writes)
-        txn.size_bytes += sum(len(write.value) for write in writes.values() if type(write) is Put)
 
 
 def add_guards(txn: Transaction, expected: dict[Key, Expectation]) -> frozenset[Key]:

@@ -18,15 +18,15 @@ from typing import Any, Final
 from interlock.core import idempotency, refusals
 from interlock.core import isolation as modes
 from interlock.core.calls import ACTIVE, CHECKING, COMMITTED, DOOMED, ROLLED_BACK, SENDING
-from interlock.core.carrying import add_guards, learn_guards
+from interlock.core.carrying import learn_guards
 from interlock.core.engine import HOUSEKEEPING_COMMITS
+from interlock.core.requests import assemble, footprint, plain_request
 from interlock.core.rules import Rules
 from interlock.core.space import Space
 from interlock.core.transaction import Transaction, process
-from interlock.errors import CommitUnknownError, ConflictError, InvariantError, LimitExceededError
+from interlock.errors import CommitUnknownError, ConflictError, InvariantError
 from interlock.model import (
     ABSENT,
-    UNCHANGED,
     BoundBroken,
     CommitRefused,
     CommitRequest,
@@ -34,12 +34,9 @@ from interlock.model import (
     Entry,
     Expectation,
     Key,
-    Merge,
     MergeRefused,
     Put,
     Reply,
-    Span,
-    Version,
     Write,
 )
 
@@ -47,7 +44,8 @@ _REPAIRS = 100
 """How often one commit is sent again after its guards failed, before that counts as a conflict."""
 
 
-_NOTHING: Final[frozenset[Key]] = frozenset()
+_REFUSALS: Final = (CommitRefused, DuplicateTransaction, BoundBroken, MergeRefused)
+"""What a backend says when it has understood a request and does not apply it."""
 
 
 class Replay(BaseException):
@@ -75,17 +73,21 @@ async def commit(txn: Transaction) -> Reply | None:
             return None
         if txn.generation is not process.generation:
             txn.engine.check_generation(txn.generation)
-        home = txn.home
-        if txn.touched is None and home is not None and not home.rules.ruled:
-            rules = [home.rules]
+        rules = None if txn.home is None else txn.home.rules
+        if txn.plain and rules is not None and not rules.ruled:
+            if txn.token is None:
+                await txn.need_token()
+            request = plain_request(txn, rules)
+            txn.state = SENDING
+            try:
+                reply = await txn.backend.commit(request)
+            except _REFUSALS as refused:
+                sending = _prepare(txn, [rules])
+                await _take_refusal(sending, refused, request)
+                reply = await _send(sending)
         else:
-            rules = await _abide(txn)
-        if txn.deadline is not None:
-            txn.check_time()
-        txn.state = SENDING
-        if txn.token is None:
-            await txn.need_token()
-        reply = txn.reply = await _send(txn, rules)
+            reply = await _commit_in_general(txn)
+        txn.reply = reply
         txn.state = COMMITTED
     except BaseException as error:
         txn.state, txn.error = ROLLED_BACK, error
@@ -129,6 +131,7 @@ async def _check_invariants(txn: Transaction, rules: Rules) -> None:
     if txn.invariant_reads is None:
         if txn.mode == modes.NONE:
             txn.token = await txn.alone(txn.backend.snapshot())
+        txn.plain = False
         txn.invariant_reads, txn.invariant_spans = set(), []
     txn.state = CHECKING
     for name, (check, resource) in rules.invariants.items():
@@ -160,82 +163,50 @@ class _Sending:
     published: list[tuple[Space, Put]]
 
 
-async def _send(txn: Transaction, rules: list[Rules]) -> Reply:
-    first = rules[0] if len(rules) == 1 else None
-    plain = txn.records is None and txn.chains is None and first is not None and not first.pending
-    sending = None if plain else _prepare(txn, rules)
+async def _commit_in_general(txn: Transaction) -> Reply:
+    """The commit of a transaction of any kind."""
+    rules = await _abide(txn)
+    if txn.deadline is not None:
+        txn.check_time()
+    txn.state = SENDING
+    if txn.token is None:
+        await txn.need_token()
+    return await _send(_prepare(txn, rules))
+
+
+async def _send(sending: _Sending) -> Reply:
+    """Send the decision until it is taken or cannot be repaired."""
     for _ in range(_REPAIRS):
-        if sending is None:
-            guards = {each.key: each.expected for each in rules} if first is None else {first.key: first.expected}
-            request = _assemble(txn, txn.writes, guards)
-        else:
-            request = await _request(sending)
+        request = await _request(sending)
         try:
-            reply = await txn.backend.commit(request)
-        except CommitRefused as refused:
-            sending = sending or _Sending(txn, rules, {}, {}, {}, [])
-            if not await _repair(sending, refused, request):
-                raise txn.conflict(refused.clashes) from None
-        except (BoundBroken, MergeRefused) as refused:
-            raise refusals.merge_error(refused, txn.id) from None
-        except DuplicateTransaction as duplicate:
-            raise _fenced(txn, duplicate) from None
+            reply = await sending.txn.backend.commit(request)
+        except _REFUSALS as refused:
+            await _take_refusal(sending, refused, request)
         else:
-            if sending is not None:
-                for space, put in sending.published:
-                    space.learn(Entry(reply.version, put.value))
+            for space, put in sending.published:
+                space.learn(Entry(reply.version, put.value))
             return reply
     raise ConflictError("the rules or merged values of this commit changed again and again; try later")
 
 
-def _assemble(txn: Transaction, writes: dict[Key, Write], guards: dict[Key, Expectation]) -> CommitRequest:
-    mode, read = txn.mode, txn.reads
-    observed: dict[Key, Version | None] | None = None
-    if mode == modes.SERIALIZABLE:
-        reads: dict[Key, Expectation] = {}
-        for key, entry in read.items():
-            if entry is None:
-                reads[key] = ABSENT
-            elif entry.value is None:
-                reads[key] = ABSENT
-                observed = observed or {}
-                observed[key] = entry.version
-            else:
-                reads[key] = entry.version
-    else:
-        reads = txn.expectations(txn.writes)
-        for key in [key for key, expected in reads.items() if expected is UNCHANGED]:
-            guards[key] = reads.pop(key)  # written blindly: not a read, for those who judge the feed
-        observed = modes.observed_reads(read, reads)
-    spans: tuple[Span, ...] = ()
-    if txn.spans is not None:
-        spans = modes.validated_spans(mode, txn.spans, txn.invariant_spans or ())
-    alive = _NOTHING if txn.guards is None else add_guards(txn, guards)
-    limits = txn.backend.limits
-    if len(writes) > limits.writes or len(reads) > limits.reads or txn.size_bytes > limits.commit_bytes or spans:
-        _check_limits(txn, writes, len(reads), len(spans))
-    token, operation = txn.token, txn.operation
-    assert token is not None
-    return CommitRequest(
-        txn._id or txn.id, txn.agent, txn.isolation, token, reads, writes, guards, spans,
-        () if txn.clears is None else tuple(txn.clears),
-        None if operation is None else idempotency.operation_name(operation),
-        txn.run_id, txn.attempt, observed, alive,
-    )  # fmt: skip
+async def _take_refusal(sending: _Sending, refused: Exception, request: CommitRequest) -> None:
+    """After a refusal: returns if the same decision may be sent again, else raises what it means."""
+    txn = sending.txn
+    if isinstance(refused, CommitRefused):
+        if not await _repair(sending, refused, request):
+            raise txn.conflict(refused.clashes) from None
+    elif isinstance(refused, DuplicateTransaction):
+        raise _fenced(txn, refused) from None
+    elif isinstance(refused, BoundBroken | MergeRefused):
+        raise refusals.merge_error(refused, txn.id) from None
 
 
-def _prepare(txn: Transaction, rules: list[Rules]) -> _Sending | None:
-    """What has to be kept between repairs; None where there is nothing of the kind: nearly always."""
-    if txn.records is None and txn.chains is None and not any(each.pending for each in rules):
-        return None
+def _prepare(txn: Transaction, rules: list[Rules]) -> _Sending:
+    """What has to be kept between repairs."""
     sending = _Sending(txn, rules, {}, {}, {}, [])
     for key, record in (txn.records or {}).items():
-        fingerprint = record.fingerprint
-        if fingerprint is None:
-            fingerprint = idempotency.footprint_fingerprint(txn.agent, _footprint(txn))
-        sending.fingerprints[key] = fingerprint
-        sending.records[key] = put = record.put(fingerprint)
-        txn.size_bytes += len(put.value)
+        sending.fingerprints[key] = fingerprint = record.fingerprint or footprint(txn)
+        sending.records[key] = record.put(fingerprint)
         sending.record_expectations[key] = ABSENT
     return sending
 
@@ -246,11 +217,6 @@ def _fenced(txn: Transaction, duplicate: DuplicateTransaction) -> ConflictError 
     if duplicate.committed:
         return CommitUnknownError(f"transaction {name} is committed, its reply was lost", transaction_id=name)
     return ConflictError(f"transaction {name} was ended by a question for its outcome", transaction_id=name)
-
-
-def _footprint(txn: Transaction) -> list[Key]:
-    spans = [part for span in txn.clears or () for part in span]
-    return [*txn.writes, *(txn.chains or ()), *spans]
 
 
 async def _request(sending: _Sending) -> CommitRequest:
@@ -268,25 +234,7 @@ async def _request(sending: _Sending) -> CommitRequest:
         writes.update((space.rules_key, put) for space, put in sending.published)
         if txn.chains:
             await _compute_chains(txn, writes, guards)
-    return _assemble(txn, writes, guards)
-
-
-def _check_limits(txn: Transaction, writes: dict[Key, Write], reads: int, spans: int) -> None:
-    limits = txn.backend.limits
-    if txn.size_bytes > limits.commit_bytes:
-        txn.size_bytes = sum(_size(write) for write in writes.values())  # what was overwritten has counted so far
-    counts = (("writes", len(writes)), ("reads", reads), ("spans", spans), ("commit_bytes", txn.size_bytes))
-    for name, found in counts:
-        allowed: int = getattr(limits, name)
-        if found > allowed:
-            what = f"a transaction of {found} {name.replace('_', ' ')} is larger than {allowed}; split it"
-            raise LimitExceededError(what, limit=name, allowed=allowed, found=found)
-
-
-def _size(write: Write) -> int:
-    if type(write) is Put:
-        return len(write.value)
-    return sum(len(operation.operand) for operation in write.operations) if type(write) is Merge else 0
+    return assemble(txn, writes, guards)
 
 
 async def _compute_chains(txn: Transaction, writes: dict[Key, Write], guards: dict[Key, Expectation]) -> None:
@@ -297,7 +245,6 @@ async def _compute_chains(txn: Transaction, writes: dict[Key, Write], guards: di
         value = txn.chained(key, None if entry is None else entry.value)
         if value is not None:
             writes[key] = Put(value)
-            txn.size_bytes += len(value)
             guards[key] = modes.expectation(entry)
 
 

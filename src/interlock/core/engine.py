@@ -14,11 +14,12 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+from interlock.codec import VALUE_BYTES
 from interlock.core import isolation as modes
 from interlock.core import transaction as transactions
 from interlock.core.calls import ENDED
 from interlock.core.isolation import Isolation
-from interlock.core.options import DEFAULTS, Chosen
+from interlock.core.options import Chosen
 from interlock.core.retry import RetryPolicy
 from interlock.core.space import Resource, Space
 from interlock.core.transaction import Generation, Transaction, current
@@ -76,6 +77,9 @@ class Engine:
         self._spaces: dict[str, Space] = {}
         self._resources: dict[tuple[str, Any], Resource] = {}
         self.commits = 0
+        limits = backend.limits
+        self.few_keys: Final = min(limits.writes, limits.reads, limits.commit_bytes // VALUE_BYTES - 1)
+        """A request of so few keys is within the backend's limits, whatever their values; larger ones are counted."""
 
     def new_id(self) -> int:
         """A transaction id: 48 bits of milliseconds, then 80 random bits, so that ids are roughly in order of time."""
@@ -99,9 +103,11 @@ class Engine:
         """A new transaction with the options of the call, of the enclosing session, or of the store."""
         if self.closed:
             self.check_open()
-        space = None if home is None else home.space
-        if chosen is DEFAULTS and self.agent is not None:
-            return Transaction(self, space, self.agent, self.isolation, self.default_mode)
+        generation = transactions.process.generation
+        if chosen.usual and self.agent is not None and home is not None and self.default_mode == modes.SERIALIZABLE:
+            return Transaction(
+                self, self.backend, home.space, self.agent, self.isolation, modes.SERIALIZABLE, generation, True
+            )
         agent = chosen.agent or (parent.agent if parent is not None else self.agent)
         if agent is None:
             raise UsageError("no agent: pass agent=, or open the store with one")
@@ -109,7 +115,12 @@ class Engine:
             mode, isolation = self.default_mode, self.isolation
         else:
             mode, isolation = modes.RANKS[chosen.isolation], chosen.isolation
-        txn = Transaction(self, space, agent, isolation, mode)
+        space = None if home is None else home.space
+        plain = space is not None and mode == modes.SERIALIZABLE and chosen.timeout_seconds is None
+        txn = Transaction(self, self.backend, space, agent, isolation, mode, generation, plain)
+        if mode < modes.SERIALIZABLE and space is not None:
+            space.rules.admit(mode, isolation)
+            txn.unchecked = [space]
         txn.run_id = chosen.run_id if chosen.run_id is not None else (None if parent is None else parent.run_id)
         if chosen.timeout_seconds is not None:
             txn.deadline = self.runtime.monotonic() + chosen.timeout_seconds

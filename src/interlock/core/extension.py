@@ -32,7 +32,7 @@ async def extend(txn: Transaction, *, always_raise: bool = False) -> bool:
         try:
             reply = await _validate(txn, request)
         except CommitRefused as refused:
-            clashes = refused.clashes
+            clashes, txn.plain = refused.clashes, False
             if txn.mode < modes.SERIALIZABLE:
                 clashes = tuple(clash for clash in clashes if clash.kind != "range")
                 txn.pinned = True

@@ -42,10 +42,12 @@ class Chosen(msgspec.Struct, frozen=True):
     timeout_seconds: float | None = None
     detached: bool = False
     retry: RetryPolicy | None = None
+    usual: bool = False
+    """Whether a transaction of these options needs nothing but the store's own."""
 
 
-DEFAULTS: Final = Chosen()
-_NAMES: Final = frozenset(Chosen.__struct_fields__)
+DEFAULTS: Final = Chosen(usual=True)
+_NAMES: Final = frozenset(Options.__annotations__)
 
 
 def choose(given: dict[str, Any], *, retries: bool) -> Chosen:
@@ -54,7 +56,7 @@ def choose(given: dict[str, Any], *, retries: bool) -> Chosen:
         return DEFAULTS
     key = given.get("idempotency_key")
     if len(given) == 1 and type(key) is str and key.isascii() and 0 < len(key) <= NAME_BYTES and not key.isspace():
-        return Chosen(idempotency_key=key)
+        return Chosen(idempotency_key=key, usual=True)
     unknown = [name for name in given if name not in _NAMES or (name == "retry" and not retries)]
     if unknown:
         known = ", ".join(sorted(_NAMES if retries else _NAMES - {"retry"}))

@@ -59,7 +59,8 @@ class Retrying:
         txn = self.engine.start(self.home, self.chosen, None)
         self.attempt += 1
         txn.attempt = self.attempt
-        txn.deadline = self.deadline
+        if self.deadline is not None:
+            txn.deadline, txn.plain = self.deadline, False
         txn.memos = self.memos
         if self.hot is not None:
             hot, self.hot = self.hot, None

@@ -117,6 +117,7 @@ def _cut(span: Span, page: Page, reverse: bool) -> tuple[Span, Span]:
 
 
 def _overlay(txn: Transaction, seen: Span, page: Page, reverse: bool) -> list[tuple[Key, bytes]]:
+    txn.plain = False
     txn.spans = txn.spans or []
     txn.spans.append(seen)
     if txn.invariant_spans is not None:

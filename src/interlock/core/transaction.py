@@ -20,6 +20,8 @@ from contextvars import ContextVar
 from contextvars import Token as ContextToken
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+import msgspec
+
 from interlock import merges
 from interlock.core import isolation as modes
 from interlock.core import refusals
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from interlock.core.carrying import Guard
     from interlock.core.engine import Engine
     from interlock.core.idempotency import Record
+    from interlock.ports import Backend
 
 
 class _Missing:
@@ -95,11 +98,26 @@ os.register_at_fork(after_in_child=process.forked)
 Settle = Callable[["Transaction", CommitUnknownError], Awaitable[None]]
 
 
-class Transaction(Attempted):
-    """The state of one attempt. Not for users: `AgentSession` is."""
+class Transaction(Attempted, eq=False):
+    """The state of one attempt. Not for users: `AgentSession` is. `Engine.start` makes it.
 
+    ``plain`` is True while the transaction is what nearly all are: serializable, on one space, without a time limit,
+    and nothing in it but reads and writes of single keys. Then reading, writing and committing go shorter ways that
+    look at nothing else. Whoever puts something else into a transaction says ``plain = False`` first; going the general
+    way needlessly does no harm."""
+
+    engine: Engine
+    backend: Backend
+    home: Space | None
+    agent: str
+    isolation: str
+    mode: int
+    generation: Generation
+    plain: bool = False
+    reads: dict[Key, Entry | None] = msgspec.field(default_factory=dict)
+    writes: dict[Key, Write] = msgspec.field(default_factory=dict)
     attempt: int = 1
-    size_bytes: int = 0
+    operand_bytes: int = 0
     chains: dict[Key, list[Step]] | None = None
     clears: list[Span] | None = None
     context: ContextToken[Transaction | None] | None = None
@@ -123,20 +141,6 @@ class Transaction(Attempted):
     unchecked: list[Space] | None = None
     unsettled: CommitUnknownError | None = None
     _id: int = 0
-
-    def __init__(self, engine: Engine, home: Space | None, agent: str, isolation: str, mode: int) -> None:
-        self.engine = engine
-        self.backend = engine.backend
-        self.home = home
-        self.agent = agent
-        self.isolation = isolation
-        self.mode = mode
-        self.reads: dict[Key, Entry | None] = {}
-        self.writes: dict[Key, Write] = {}
-        self.generation = process.generation
-        if mode < modes.SERIALIZABLE and home is not None:
-            home.rules.admit(mode, isolation)
-            self.unchecked = [home]
 
     @property
     def id(self) -> TransactionId:
@@ -186,6 +190,7 @@ class Transaction(Attempted):
         if space.engine is not self.engine:
             raise UsageError(f"resource {space.name!r} belongs to another store than this session")
         space.rules.admit(self.mode, self.isolation)
+        self.plain = False
         self.touched = [*(self.touched or ()), space]
         if self.mode < modes.SERIALIZABLE:
             self.unchecked = [*(self.unchecked or ()), space]
@@ -213,27 +218,20 @@ class Transaction(Attempted):
                 self.touch(space)
             raw = (space.cache.get(key) if type(key) is str else None) or space.encode(key)
             if (
-                self.mode == modes.SERIALIZABLE
-                and not self.reads
-                and not self.writes
-                and self.chains is None
-                and self.clears is None
-                and self.invariant_reads is None
-                and self.deadline is None
-                and raw not in self.engine.gates.open
+                self.plain
+                and raw not in self.reads
+                and raw not in self.writes
+                and (self.token is not None or raw not in self.engine.gates.open)
             ):
-                self.state = BUSY  # the first read of nearly every session: `fetch`, cut short
+                self.state = BUSY  # the first read of a key in nearly every session: `fetch`, cut short
                 reading = await self.backend.read((raw,), self.token)
                 if self.state == BUSY:
                     self.state = ACTIVE
-                if reading.superseded:
-                    value = await self._read_on(raw)
-                else:
+                if not reading.superseded:
                     self.token = reading.token
                     self.reads[raw] = entry = reading.entries[0]
-                    value = None if entry is None else entry.value
-            else:
-                value = await self._read_on(raw)
+                    return default if entry is None or entry.value is None else resource.thaw(entry.value)
+            value = await self._read_on(raw)
             return default if value is None else resource.thaw(value)
         except BaseException as error:
             self.doom(error)

@@ -38,7 +38,6 @@ async def write(txn: Transaction, resource: Resource, key: Any, value: Any) -> N
             await txn.need_token()
         frozen = resource.freeze(value)
         txn.writes[raw] = Put(frozen)
-        txn.size_bytes += len(frozen)
         if txn.chains is not None:
             txn.chains.pop(raw, None)
     except BaseException as error:
@@ -49,7 +48,6 @@ async def write(txn: Transaction, resource: Resource, key: Any, value: Any) -> N
 def put(txn: Transaction, raw: Key, frozen: bytes) -> None:
     """Decide a key's value."""
     txn.writes[raw] = Put(frozen)
-    txn.size_bytes += len(frozen)
     if txn.chains is not None:
         txn.chains.pop(raw, None)
 
@@ -118,6 +116,7 @@ async def clear(txn: Transaction, resource: Resource, prefix: Any, start: Any, s
         del txn.writes[raw]
     for raw in [raw for raw in txn.chains or () if span.start <= raw < span.stop]:
         del (txn.chains or {})[raw]
+    txn.plain = False
     txn.clears = [*(txn.clears or ()), Span(*span)]
 
 
@@ -199,12 +198,15 @@ def _note_step(txn: Transaction, raw: Key, step: Step) -> None:
     elif isinstance(step, Custom):
         earlier: list[Step] = list(before.operations) if type(before) is Merge else []
         txn.writes.pop(raw, None)
+        txn.plain = False
         txn.chains = txn.chains or {}
         txn.chains[raw] = [*earlier, step]
     else:
         earlier_operations = before.operations if type(before) is Merge else ()
         txn.writes[raw] = Merge(merges.fold((*earlier_operations, step)))
-        txn.size_bytes += len(step.operand)
+        txn.operand_bytes += len(step.operand)
+        if txn.operand_bytes > codec.VALUE_BYTES:  # more than a value of one key may take: the commit has to count
+            txn.plain = False
 
 
 class Mark:
