@@ -62,7 +62,7 @@ DRIVERS: dict[str, set[str]] = {
     "asyncio": {"runtime", "saga.worlds", "backends", "demo", "cli", "testing"},
     "trio": {"runtime", "testing"},
     "sqlite3": {"backends.sqlite", "demo", "testing"},
-    "asyncpg": {"backends.postgresql.asynchronous"},
+    "asyncpg": {"backends.postgresql.asynchronous", "backends.postgresql.connections"},
     "psycopg": {"backends.postgresql.blocking"},
     "redis": {"backends.redis.address"},
     "hiredis": {"backends.redis.blocking", "backends.redis.multiplexer"},

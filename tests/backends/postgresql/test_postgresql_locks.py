@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from interlock.backends.postgresql import PostgreSQLBackend, locks
+from interlock.backends.postgresql import PostgreSQLBackend, groups, locks
 from interlock.backends.postgresql.requests import arguments
 from interlock.backends.postgresql.statements import statements
 from interlock.backends.postgresql.tokens import from_detail
@@ -26,20 +26,24 @@ class Bench:
     def __init__(self, url: str, schema: str) -> None:
         self.url = url
         self.store = Subject(PostgreSQLBackend(url, schema=schema).blocking())
-        self._text = statements(schema)["commit"]
+        self._texts = [statements(schema)[name] for name in ("commit", "commit_group")]
         self.snapshot = step(self.store.backend.snapshot())
 
     def request(self, writes: dict[bytes, Any], **more: Any) -> CommitRequest:
         return step(self.store.request(writes, snapshot=self.snapshot, **more))
 
-    def hold(self, request: CommitRequest) -> psycopg.Connection[Any]:
-        """Do everything that the commit does except for ending it."""
+    def hold(self, request: CommitRequest, *, together: bool) -> psycopg.Connection[Any]:
+        """Do all that the commit does except for ending it; ``together``: as a member of a group if it can be."""
         connection = psycopg.connect(self.url, cursor_factory=psycopg.RawCursor)
         token = request.snapshot
-        wanted = arguments(request, from_detail(token.position, token.detail), {})
-        row = connection.cursor(binary=True).execute(self._text, wanted).fetchone()
+        job = groups.job(request, locking=True) if together else None
+        if job is None:
+            wanted = arguments(request, from_detail(token.position, token.detail), {})
+        else:
+            wanted = groups.arguments([job])
+        row = connection.cursor(binary=True).execute(self._texts[job is not None], wanted).fetchone()
         assert row is not None
-        assert row[0] == 0
+        assert row[0] in (0, [0])
         return connection
 
     def waits(self, thread: threading.Thread) -> bool:
@@ -47,7 +51,8 @@ class Bench:
         with psycopg.connect(self.url, autocommit=True) as observer:
             while thread.is_alive():
                 found = observer.execute(
-                    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query = %s", (self._text,)
+                    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query = ANY(%s)",
+                    (self._texts,),
                 ).fetchone()
                 if found is not None and found[0]:
                     return True
@@ -87,10 +92,11 @@ CONFLICTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("case", CONFLICTS)
-def test_who_depends_on_a_commit_waits_for_it_and_sees_it(bench: Bench, case: str) -> None:
+def test_who_depends_on_a_commit_waits_for_it_and_sees_it(bench: Bench, case: str, together: bool) -> None:
     first, second = (bench.request(**fields) for fields in CONFLICTS[case])
-    held = bench.hold(first)
+    held = bench.hold(first, together=together)
     refusals: list[CommitRefused] = []
 
     def commit() -> None:
@@ -125,10 +131,11 @@ INDEPENDENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("case", INDEPENDENT)
-def test_independent_commits_do_not_wait(bench: Bench, case: str) -> None:
+def test_independent_commits_do_not_wait(bench: Bench, case: str, together: bool) -> None:
     first, second = (bench.request(**fields) for fields in INDEPENDENT[case])
-    held = bench.hold(first)
+    held = bench.hold(first, together=together)
     replies: list[Reply] = []
     thread = threading.Thread(target=lambda: replies.append(step(bench.store.backend.commit(second))))
     thread.start()

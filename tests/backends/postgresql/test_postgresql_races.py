@@ -39,7 +39,8 @@ async def together(count: int, job: Callable[[int], Awaitable[Any]]) -> list[Any
     return list(await asyncio.gather(*(job(number) for number in range(count))))
 
 
-def test_absent_keys_do_not_skew(postgresql_url: str, schema: str) -> None:
+@pytest.mark.parametrize("gathered", [False, True])
+def test_absent_keys_do_not_skew(postgresql_url: str, schema: str, gathered: bool) -> None:
     """Of each pair of keys at most one may come into being, if each is put only while the other is absent."""
 
     async def body(store: Subject) -> None:
@@ -55,7 +56,7 @@ def test_absent_keys_do_not_skew(postgresql_url: str, schema: str) -> None:
                 if reading.entries[0] is None:
                     expected[me] = ABSENT
                 try:
-                    await store.commit({me: put(number)}, reads=expected, snapshot=reading.token, durable=False)
+                    await store.commit({me: put(number)}, reads=expected, snapshot=reading.token, durable=gathered)
                 except CommitRefused:
                     pass
 
@@ -68,7 +69,8 @@ def test_absent_keys_do_not_skew(postgresql_url: str, schema: str) -> None:
     attack(postgresql_url, schema, body)
 
 
-def test_no_phantom_enters_a_range(postgresql_url: str, schema: str) -> None:
+@pytest.mark.parametrize("gathered", [False, True])
+def test_no_phantom_enters_a_range(postgresql_url: str, schema: str, gathered: bool) -> None:
     """Seats are taken while fewer than thirty are; counting and taking never interleave, whatever the room."""
 
     async def body(store: Subject) -> None:
@@ -87,7 +89,7 @@ def test_no_phantom_enters_a_range(postgresql_url: str, schema: str) -> None:
                         {key("room", room, next(names)): put(number)},
                         spans=(prefixes[room],),
                         snapshot=page.token,
-                        durable=False,
+                        durable=gathered,
                     )
                 except CommitRefused:
                     pass
@@ -99,7 +101,8 @@ def test_no_phantom_enters_a_range(postgresql_url: str, schema: str) -> None:
     attack(postgresql_url, schema, body)
 
 
-def test_no_update_is_lost(postgresql_url: str, schema: str) -> None:
+@pytest.mark.parametrize("gathered", [False, True])
+def test_no_update_is_lost(postgresql_url: str, schema: str, gathered: bool) -> None:
     async def body(store: Subject) -> None:
         counters = [key("counter", number) for number in range(6)]
         await store.commit({counter: put(0) for counter in counters})
@@ -116,7 +119,7 @@ def test_no_update_is_lost(postgresql_url: str, schema: str) -> None:
                             {chosen: put(thawed(entry) + 1)},
                             reads={chosen: entry.version},
                             snapshot=reading.token,
-                            durable=False,
+                            durable=gathered,
                         )
                         break
                     except CommitRefused:
@@ -128,7 +131,8 @@ def test_no_update_is_lost(postgresql_url: str, schema: str) -> None:
     attack(postgresql_url, schema, body)
 
 
-def test_opposite_orders_do_not_deadlock(postgresql_url: str, schema: str) -> None:
+@pytest.mark.parametrize("gathered", [False, True])
+def test_opposite_orders_do_not_deadlock(postgresql_url: str, schema: str, gathered: bool) -> None:
     """Keys in any order, read and written, with ranges over them: everybody waits, nobody for ever."""
 
     async def body(store: Subject) -> None:
@@ -147,7 +151,7 @@ def test_opposite_orders_do_not_deadlock(postgresql_url: str, schema: str) -> No
                         guards={third: ABSENT} if number % 5 == 0 else {},
                         spans=spans,
                         snapshot=snapshot,
-                        durable=False,
+                        durable=gathered,
                     )
                     done += 1
                 except CommitRefused:
@@ -160,7 +164,8 @@ def test_opposite_orders_do_not_deadlock(postgresql_url: str, schema: str) -> No
     attack(postgresql_url, schema, body)
 
 
-def test_terminated_connections_lose_nothing(postgresql_url: str, schema: str) -> None:
+@pytest.mark.parametrize("gathered", [False, True])
+def test_terminated_connections_lose_nothing(postgresql_url: str, schema: str, gathered: bool) -> None:
     """Connections are terminated again and again. Whoever does not know what became of a commit asks, and the counters
     agree in the end."""
 
@@ -175,7 +180,7 @@ def test_terminated_connections_lose_nothing(postgresql_url: str, schema: str) -
             done = 0
             while done < 20:
                 try:
-                    request = await store.request({key("n", number % 4): one}, durable=False)
+                    request = await store.request({key("n", number % 4): one}, durable=gathered)
                     await store.backend.commit(request)
                     done += 1
                     progress.set()
@@ -223,9 +228,12 @@ def test_terminated_connections_lose_nothing(postgresql_url: str, schema: str) -
 
 
 @pytest.mark.parametrize("connections", [1, 2])
-def test_a_small_pool_makes_everybody_wait_and_nobody_fail(postgresql_url: str, schema: str, connections: int) -> None:
+@pytest.mark.parametrize("gathered", [False, True])
+def test_a_small_pool_makes_everybody_wait_and_nobody_fail(
+    postgresql_url: str, schema: str, gathered: bool, connections: int
+) -> None:
     async def body(store: Subject) -> None:
-        await together(TASKS, lambda number: store.commit({key("n", number): put(number)}, durable=False))
+        await together(TASKS, lambda number: store.commit({key("n", number): put(number)}, durable=gathered))
         assert len(await store.listing()) == TASKS
 
     attack(postgresql_url, schema, body, connections=connections)

@@ -1,8 +1,9 @@
 """The PostgreSQL backend: one schema of a database, any number of machines, commits in parallel.
 
-`backend` is the port; `asynchronous` and `blocking` are its two drivers over the same `statements`. ``tables.sql``,
-``functions.sql`` and ``views.sql`` are what lies on the server; `schema` puts them there. `locks` says who waits for
-whom, `tokens` what a snapshot is, `requests` and `record` translate, `failures` turns errors into ours.
+`backend` is the port; `asynchronous` (with `connections` and `gathering`) and `blocking` are its two drivers over the
+same `statements`. The ``*.sql`` files are what lies on the server; `schema` puts them there. `locks` says who waits for
+whom, `tokens` what a snapshot is, `groups` which commits share a call, `requests` and `record` translate, `failures`
+turns errors into ours.
 
 **A commit is one call of one function, in a transaction of its own.** It takes its advisory locks (`locks`), then
 judges every expectation on one snapshot that is newer than the locks, then applies. Whoever changes a key holds its
@@ -11,8 +12,9 @@ end no key that was read can change, present or absent, and nobody can enter a r
 two commits that conflict are thus ordered by when they got their locks: strict two-phase locking over keys and
 ranges, which is serialisable in that order. All take their locks in one order, each once at its final mode, and rows
 are written only under a lock that excludes everybody else who would write them: no deadlock. The position of a commit
-is its transaction id, taken after the locks, so that positions grow along the order of every key and of everything
-that depends on anything. A pure validation takes no locks: it is right as of one snapshot, and that is its answer.
+is its transaction's id, taken after the locks, and its place in that transaction, so that positions grow along the
+order of every key and of everything that depends on anything. A pure validation takes no locks: it is right as of one
+snapshot, and that is its answer. Commits of one event loop that queue share a call and a transaction (`groups`).
 
 **A snapshot holds nothing open.** A version says at which position it began, a superseded one also where it ended; a
 token is a set of positions (`tokens`). What a token shows is therefore decided by the token alone. Superseded versions

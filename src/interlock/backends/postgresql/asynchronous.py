@@ -1,169 +1,154 @@
-"""asyncpg for callers on asyncio: connections of our own, last in first out, with kept prepared statements.
+"""asyncpg for callers on asyncio. Reads and commits that come at once go together (`gathering`, `groups`).
 
-A connection belongs to an event loop, so each loop that uses the store has connections of its own. They are closed with
-the store, or when the loop ends: an asynchronous generator waits in each loop for nothing else. asyncpg's own pool
-would send one more statement at every release and prepare nothing.
+A commit that was sent is never cancelled. It is sent from a task that is not the caller's; a caller who is cancelled
+takes it back if it has not been sent, and otherwise waits for the answer, at most ``grace_seconds``, and the
+cancellation then carries a note that says how the commit ended.
 
-A commit that was sent is never cancelled. Its statement runs in a task of its own; a caller who is cancelled waits for
-the answer, at most ``grace_seconds``, and the cancellation then carries a note that says how the commit ended.
+What goes together may fail together: if the server reports an error for a group, nothing of it was written, and each is
+sent again by itself. If the connection breaks, nobody can tell of any of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
-from collections.abc import AsyncGenerator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final
 
 import asyncpg
 
-from interlock.backends.postgresql import failures
+from interlock.backends.postgresql import failures, groups
+from interlock.backends.postgresql.connections import BROKEN, Connection, LoopPool, translated
 from interlock.backends.postgresql.elsewhere import ThreadedDriver
-from interlock.backends.postgresql.home import REPEATS, Home, Options, Row, check_server, welcome
-from interlock.backends.postgresql.schema import ensure
+from interlock.backends.postgresql.gathering import Gatherer
+from interlock.backends.postgresql.groups import Group, Job, Look
+from interlock.backends.postgresql.home import REPEATS, Home, Options, Row
 from interlock.backends.postgresql.statements import statements
 from interlock.errors import InterlockError, UsageError
-from interlock.model import Token
+from interlock.model import Key, Reply, Token
 
-_BROKEN: Final = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
-
-
-class Connection:
-    """A connection, its prepared statements, and the store behind it."""
-
-    def __init__(self, raw: Any, texts: dict[str, str]) -> None:
-        self.raw = raw
-        self._texts = texts
-        self.prepared: dict[str, Any] = {}
-        self.home = Home(0, 0, 0)
-        self.softened = False
-
-    async def fetch(self, name: str, arguments: Sequence[Any]) -> list[Row]:
-        """Execute a statement."""
-        prepared = self.prepared.get(name)
-        if prepared is None:
-            prepared = self.prepared[name] = await self.raw.prepare(self._texts[name])
-        rows: list[Row] = await prepared.fetch(*arguments)
-        return rows
-
-    async def greet(self, options: Options) -> None:
-        """Make the schema if it is missing, and learn about the store. Raises what `welcome` raises."""
-        await check_server(self.raw.fetchrow)
-        await ensure(options.schema, self.raw.fetchrow, self.raw.execute)
-        (row,) = await self.fetch("hello", ())
-        self.home = welcome(row, options)
-        if options.durability == "none":
-            await self.soften()
-
-    async def soften(self) -> None:
-        """Note, durably, that from now on a crash may lose commits."""
-        if not self.softened:
-            await self.fetch("soften", (self.home.epoch,))
-            self.softened = True
+_KEYS_TOGETHER: Final = 256
+_ERRORS: Final = (asyncpg.PostgresError, *BROKEN)
 
 
-class LoopPool:
-    """The connections of one event loop."""
+class Asked:
+    """A read of newest entries that waits for others."""
 
-    def __init__(self, options: Options, texts: dict[str, str]) -> None:
-        self._options = options
-        self._texts = texts
-        self._places = asyncio.Semaphore(options.connections)
-        self._free: list[Connection] = []
-        self._used: set[Connection] = set()
-        self.closed = False
-        self._guard = self._until_the_end()
+    __slots__ = ("future", "keys")
 
-    async def _until_the_end(self) -> AsyncGenerator[None, None]:
+    def __init__(self, keys: Sequence[Key], future: asyncio.Future[Look | Exception]) -> None:
+        self.keys = keys
+        self.future = future
+
+
+class Loop:
+    """What the driver has of one event loop."""
+
+    def __init__(self, driver: AsyncDriver, options: Options, texts: dict[str, str]) -> None:
+        self._driver = driver
+        self.pool = LoopPool(options, texts)
+        self.commits: Gatherer[Job] = Gatherer(_next_group, self._send_commits, options.connections)
+        self.reads: Gatherer[Asked] = Gatherer(_next_reads, self._send_reads, options.connections)
+
+    async def _send_reads(self, asked: list[Asked]) -> None:
+        found: Look | Exception
         try:
-            yield
-        finally:
-            await self._close_all()
-
-    async def begin(self) -> None:
-        """Have the loop close the connections when it ends."""
-        await self._guard.__anext__()
-
-    async def acquire(self) -> Connection:
-        """A connection that is not known to be broken. Raises `BackendUnavailableError`."""
-        await self._places.acquire()
-        try:
-            connection = self._usable() or await self._connect()
-        except BaseException:
-            self._places.release()
+            found = await groups.look(self._driver, [key for each in asked for key in each.keys])
+        except asyncio.CancelledError:  # the loop ends
+            for each in asked:
+                each.future.cancel()
             raise
-        self._used.add(connection)
-        return connection
+        except Exception as error:
+            found = error
+        place = 0
+        for each in asked:
+            stop = place + len(each.keys)
+            mine = copy.copy(found) if isinstance(found, Exception) else found._replace(rows=found.rows[place:stop])
+            if not each.future.done():
+                each.future.set_result(mine)
+            place = stop
 
-    def _usable(self) -> Connection | None:
-        while self._free:
-            connection = self._free.pop()
-            if not connection.raw.is_closed():
-                return connection
-        return None
-
-    async def _connect(self) -> Connection:
-        options = self._options
+    async def _send_commits(self, jobs: list[Job]) -> None:
         try:
-            raw = await asyncpg.connect(options.dsn, timeout=options.connect_seconds, statement_cache_size=0)
-        except asyncpg.PostgresError as error:
-            raise failures.unreachable(str(error)) from None
-        except (*_BROKEN, ValueError) as error:
-            raise failures.unreachable(str(error) or type(error).__name__) from None
-        connection = Connection(raw, self._texts)
+            answers = await self._answers(jobs)
+        except asyncio.CancelledError:  # the loop ends
+            for job in jobs:
+                _answer(job, failures.failure(None, "the event loop has ended", commits=True))
+            raise
+        if answers is not None:
+            for job, answer in zip(jobs, answers, strict=True):
+                _answer(job, answer)
+            return
+        for job in jobs:
+            await self._send_commits([job])
+
+    async def _answers(self, jobs: list[Job]) -> Sequence[Reply | Exception] | None:
+        """What to tell the callers; None: nothing was written, and each has to be sent by itself."""
+        alone = len(jobs) == 1
         try:
-            await connection.greet(options)
-        except BaseException as error:
-            raw.terminate()
-            raise _translated(error, commits=False) from None
-        return connection
-
-    def release(self, connection: Connection) -> None:
-        """Give a connection back."""
-        self._used.discard(connection)
-        self._places.release()
-        if self.closed:
-            connection.raw.terminate()
-        elif not connection.raw.is_closed():
-            self._free.append(connection)
-
-    def distrust(self) -> None:
-        """One connection was found broken: the others are probably, too."""
-        free, self._free = self._free, []
-        for connection in free:
-            connection.raw.terminate()
-
-    async def close(self) -> None:
-        """Close the connections, on their own loop."""
-        await self._guard.aclose()
-
-    async def _close_all(self) -> None:
-        self.closed = True
-        free, self._free = self._free, []
-        for connection in free:
-            try:
-                await connection.raw.close(timeout=2.0)
-            except (asyncpg.PostgresError, *_BROKEN):
+            connection = await self.pool.acquire()
+        except Exception as error:
+            return [copy.copy(error) for _ in jobs]
+        sent = False
+        try:
+            for job in jobs:
+                connection.home.admit(job.request.snapshot)
+            await connection.prepare("commit_group")
+            wanted = groups.arguments(jobs)
+            sent = True
+            rows = await connection.fetch("commit_group", wanted)
+            return groups.settled(jobs, rows[0], connection.home)
+        except _ERRORS as error:
+            lost = failures.is_lost(getattr(error, "sqlstate", None))
+            if lost:
                 connection.raw.terminate()
-        for connection in list(self._used):
+                self.pool.distrust()
+            if not (alone or lost):
+                return None
+            return [copy.copy(_shown(error, commits=sent)) for _ in jobs]
+        except InterlockError as error:  # a token that the connection does not admit
+            return [error] if alone else None
+        except asyncio.CancelledError:
             connection.raw.terminate()
-
-    def abandon(self) -> None:
-        """From another thread, where the loop may still run: end the connections there."""
-        self.closed = True
-        for connection in [*self._free, *self._used]:
-            connection.raw.terminate()
+            raise
+        finally:
+            self.pool.release(connection)
 
 
-def _translated(error: BaseException, *, commits: bool) -> BaseException:
-    """Our error for the driver's; anything else as it is."""
-    if isinstance(error, asyncpg.PostgresError):
-        if commits and getattr(error, "constraint_name", None) == failures.ONCE:
-            return failures.DuplicateId()
-        return failures.failure(error.sqlstate, str(error), commits=commits)
-    if isinstance(error, _BROKEN):
-        return failures.failure(None, str(error) or type(error).__name__, commits=commits)
-    return error
+def _shown(error: Exception, *, commits: bool) -> Exception:
+    shown = translated(error, commits=commits)
+    return shown if isinstance(shown, Exception) else error
+
+
+def _answer(job: Job, answer: Reply | Exception) -> None:
+    job.answer = answer
+    if not job.future.done():
+        job.future.set_result(answer)
+
+
+def _next_group(queue: deque[Job]) -> list[Job]:
+    """Those that may go together, in the order in which they came; the others stay."""
+    group = Group()
+    left: list[Job] = []
+    while queue and not group.is_full():
+        job = queue.popleft()
+        if group.takes(job):
+            job.taken = True
+        else:
+            left.append(job)
+    queue.extendleft(reversed(left))
+    return group.jobs
+
+
+def _next_reads(queue: deque[Asked]) -> list[Asked]:
+    taken = [queue.popleft()]
+    count = len(taken[0].keys)
+    while queue and count < _KEYS_TOGETHER:
+        taken.append(queue.popleft())
+        count += len(taken[-1].keys)
+    return taken
 
 
 class AsyncDriver:
@@ -172,20 +157,20 @@ class AsyncDriver:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._texts = statements(options.schema)
-        self._pools: dict[asyncio.AbstractEventLoop, LoopPool] = {}
+        self._loops: dict[asyncio.AbstractEventLoop, Loop] = {}
         self._elsewhere: ThreadedDriver | None = None
         self._closed = False
 
-    async def _pool(self, loop: asyncio.AbstractEventLoop) -> LoopPool:
+    async def _loop(self, loop: asyncio.AbstractEventLoop) -> Loop:
         if self._closed:
             raise UsageError("this store is closed")
-        pool = self._pools.get(loop)
-        if pool is None or pool.closed:
-            for other in [each for each in list(self._pools) if each.is_closed()]:  # other threads add to it meanwhile
-                self._pools.pop(other, None)
-            pool = self._pools[loop] = LoopPool(self._options, self._texts)
-            await pool.begin()
-        return pool
+        mine = self._loops.get(loop)
+        if mine is None or mine.pool.closed:
+            for other in [each for each in list(self._loops) if each.is_closed()]:  # other threads add to it meanwhile
+                self._loops.pop(other, None)
+            mine = self._loops[loop] = Loop(self, self._options, self._texts)
+            await mine.pool.begin()
+        return mine
 
     def _other_loop(self) -> ThreadedDriver:
         if self._closed:
@@ -193,6 +178,47 @@ class AsyncDriver:
         if self._elsewhere is None:
             self._elsewhere = ThreadedDriver(self._options)
         return self._elsewhere
+
+    async def look(self, keys: Sequence[Key]) -> Look:
+        """See `interlock.backends.postgresql.groups.look`."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return await groups.look(self._other_loop(), keys)
+        reads = (await self._loop(loop)).reads
+        if reads.is_idle or len(keys) > _KEYS_TOGETHER:
+            with reads.alone():
+                return await groups.look(self, keys)
+        asked = Asked(keys, loop.create_future())
+        reads.add(asked)
+        found = await asked.future
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def commit(self, job: Job) -> Reply:
+        """See `interlock.backends.postgresql.groups.commit_alone`."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return await groups.commit_alone(self._other_loop(), job)
+        commits = (await self._loop(loop)).commits
+        job.future = loop.create_future()
+        commits.add(job)
+        try:
+            answer: Reply | Exception = await job.future
+        except asyncio.CancelledError as cancelled:
+            if not job.taken:
+                commits.withdraw(job)
+                raise
+            if job.answer is None:
+                job.future = loop.create_future()  # the cancellation has ended the one before
+                await _wait_out(job.future, self._options.grace_seconds)
+            cancelled.add_note(_ending(job.answer))
+            raise
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     async def fetch(
         self, name: str, arguments: Sequence[Any], *, at: Token | None = None, commits: bool = False, soft: bool = False
@@ -204,7 +230,7 @@ class AsyncDriver:
             return await self._other_loop().fetch(name, arguments, at=at, commits=commits, soft=soft)
         repeats = REPEATS
         while True:
-            pool = await self._pool(loop)
+            pool = (await self._loop(loop)).pool
             connection = await pool.acquire()
             if commits:
                 return await self._commit(pool, connection, name, arguments, at, soft)
@@ -215,13 +241,13 @@ class AsyncDriver:
             except asyncio.CancelledError:
                 connection.raw.terminate()
                 raise
-            except (asyncpg.PostgresError, *_BROKEN) as error:
+            except _ERRORS as error:
                 lost = failures.is_lost(getattr(error, "sqlstate", None))
                 if lost:
                     connection.raw.terminate()
                     pool.distrust()
                 if repeats == 0 or not lost:
-                    raise _translated(error, commits=False) from None
+                    raise translated(error, commits=False) from None
                 repeats -= 1
             finally:
                 pool.release(connection)
@@ -236,23 +262,22 @@ class AsyncDriver:
             try:
                 if soft:
                     await connection.soften()
-                if name not in connection.prepared:
-                    connection.prepared[name] = await connection.raw.prepare(self._texts[name])
+                await connection.prepare(name)
             except BaseException as error:
                 connection.raw.terminate()
-                raise _translated(error, commits=False) from None
+                raise translated(error, commits=False) from None
             task = asyncio.ensure_future(connection.fetch(name, arguments))
             try:
                 return await asyncio.shield(task), connection.home
             except asyncio.CancelledError as cancelled:
                 await _wait_out(task, self._options.grace_seconds)
-                cancelled.add_note(_ending(task))
+                cancelled.add_note(_ending_of(task))
                 raise
-        except (asyncpg.PostgresError, *_BROKEN) as error:
+        except _ERRORS as error:
             if failures.is_lost(getattr(error, "sqlstate", None)):
                 connection.raw.terminate()
                 pool.distrust()
-            raise _translated(error, commits=True) from None
+            raise translated(error, commits=True) from None
         finally:
             if task is None or task.done():
                 pool.release(connection)
@@ -264,22 +289,22 @@ class AsyncDriver:
         self._closed = True
         if self._elsewhere is not None:
             self._elsewhere.cut()
-        pools, self._pools = self._pools, {}
-        for loop, pool in pools.items():
+        loops, self._loops = self._loops, {}
+        for loop, mine in loops.items():
             try:
-                loop.call_soon_threadsafe(pool.abandon)
+                loop.call_soon_threadsafe(mine.pool.abandon)
             except RuntimeError:  # it has ended, and closed its connections itself
                 pass
 
     async def close(self) -> None:
         """Those of other loops are cut."""
         try:
-            own = self._pools.pop(asyncio.get_running_loop(), None)
+            own = self._loops.pop(asyncio.get_running_loop(), None)
         except RuntimeError:  # trio
             own = None
         self.cut()
         if own is not None:
-            await own.close()
+            await own.pool.close()
 
 
 def _release_late(pool: LoopPool, connection: Connection, task: asyncio.Task[Any]) -> None:
@@ -289,19 +314,26 @@ def _release_late(pool: LoopPool, connection: Connection, task: asyncio.Task[Any
     pool.release(connection)
 
 
-async def _wait_out(task: asyncio.Task[Any], seconds: float) -> None:
+async def _wait_out(future: asyncio.Future[Any], seconds: float) -> None:
     try:
-        await asyncio.wait({task}, timeout=seconds)
+        await asyncio.wait({future}, timeout=seconds)
     except asyncio.CancelledError:  # cancelled once more; the first cancellation is the one that goes on
         pass
 
 
-def _ending(task: asyncio.Task[Any]) -> str:
-    if not task.done() or task.cancelled():
+def _ending(answer: Reply | Exception | None) -> str:
+    if answer is None:
         return "the commit had begun and has not ended yet; it may or may not happen"
+    ended = f"raised {answer!r}" if isinstance(answer, Exception) else "was done"
+    return f"the commit had begun and was not abandoned: it {ended}"
+
+
+def _ending_of(task: asyncio.Task[Any]) -> str:
+    if not task.done() or task.cancelled():
+        return _ending(None)
     error = task.exception()
     if error is None:
         ended = "was done" if task.result()[0][0] == 0 else "was refused"
         return f"the commit had begun and was not abandoned: it {ended}"
-    shown = error if isinstance(error, InterlockError) else _translated(error, commits=True)
+    shown = error if isinstance(error, InterlockError) else translated(error, commits=True)
     return f"the commit had begun and was not abandoned: it raised {shown!r}"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from interlock.backends.postgresql import groups, requests
 from interlock.backends.postgresql import record as records
-from interlock.backends.postgresql import requests
 from interlock.backends.postgresql.failures import DuplicateId
 from interlock.backends.postgresql.home import DURABILITIES, Driver, Home, Options, Row
 from interlock.backends.postgresql.record import token_of, version
@@ -116,14 +116,16 @@ class PostgreSQLBackend:
     async def read(self, keys: Sequence[Key], at: Token | None = None) -> Reading:
         """Entries of several keys as of a snapshot, or the newest."""
         if at is None:
-            one = len(keys) == 1
-            rows, home = await self._driver.fetch("read_one" if one else "read", (keys[0] if one else list(keys),))
-            entries = [_entry(*row[3:7]) for row in rows] if keys else []
-            return Reading(entries, self._token(rows[0], home), self._time(rows[0][2]))
+            found = await self._driver.look(keys)
+            entries = [
+                None if position is None else Entry((position, nonce & NONCE_MASK), value, expires_at)
+                for position, nonce, value, expires_at in found.rows
+            ]
+            return Reading(entries, found.token, self._time(found.clock))
         snapshot = from_detail(at.position, at.detail)
         rows, _ = await self._driver.fetch("read_at", (list(keys), snapshot.stop, list(snapshot.open)), at=at)
         _check_horizon(snapshot, *rows[0][:2])
-        found: list[Entry | None] = []
+        shown_entries: list[Entry | None] = []
         superseded = False
         for row in rows if keys else ():
             shown, whole, position = row[3:6]
@@ -131,8 +133,8 @@ class PostgreSQLBackend:
                 superseded = True
                 if position is None and whole is False:
                     raise SnapshotTooOldError("a version that the snapshot shows was overwritten quietly")
-            found.append(_entry(*row[5:9]))
-        return Reading(found, at, self._time(rows[0][2]), superseded)
+            shown_entries.append(_entry(*row[5:9]))
+        return Reading(shown_entries, at, self._time(rows[0][2]), superseded)
 
     async def scan(self, span: Span, at: Token | None = None, *, limit: int = 1000, reverse: bool = False) -> Page:
         """Live, listed entries of a range in key order."""
@@ -173,26 +175,30 @@ class PostgreSQLBackend:
         if self._closed:
             raise UsageError("this store is closed")
         token = request.snapshot
-        snapshot = from_detail(token.position, token.detail)
         if not request.writes and not request.clears:
-            return await self._validate(request, snapshot)
+            return await self._validate(request, from_detail(token.position, token.detail))
+        job = groups.job(request, locking=True)
+        try:
+            reply = await (self._commit_alone(request) if job is None else self._driver.commit(job))
+        except DuplicateId:
+            settled, _ = await self.outcome(request.transaction, fence=False)
+            raise DuplicateTransaction(settled is Settled.COMMITTED) from None
+        self._news.tell()
+        return reply
+
+    async def _commit_alone(self, request: CommitRequest) -> Reply:
+        token = request.snapshot
+        snapshot = from_detail(token.position, token.detail)
         computed: dict[Key, Computed] = {}
         while True:
             wanted = requests.arguments(request, snapshot, computed)
-            try:
-                rows, home = await self._driver.fetch(
-                    "commit", wanted, at=token, commits=True, soft=not request.durable
-                )
-            except DuplicateId:
-                settled, _ = await self.outcome(request.transaction, fence=False)
-                raise DuplicateTransaction(settled is Settled.COMMITTED) from None
+            rows, home = await self._driver.fetch("commit", wanted, at=token, commits=True, soft=not request.durable)
             answer = Answer(*rows[0])
             if answer.status != requests.STALE:
                 break
             computed = requests.compute(request, answer)
         if answer.status != requests.DONE:
             self._refuse(request, answer)
-        self._news.tell()
         assert answer.own is not None
         assert answer.snapshot is not None
         assert answer.at is not None
@@ -237,7 +243,7 @@ class PostgreSQLBackend:
         horizon = Snapshot(head[3], tuple(head[4]))
         if not rows or horizon.shows(rows[0][0]):
             return Settled.COMMITTED, None
-        cursor = advanced(horizon, clamped(parsed(head[0]), head[1]), rows[0][0])
+        cursor = advanced(horizon, clamped(parsed(head[0]), head[1]), rows[0][0], rows[0][ROWS_READ_BY_POSITION + 1])
         return Settled.COMMITTED, records.change(rows[0], token_of(home.store, home.epoch, cursor))
 
     # -- the feed ------------------------------------------------------------------------------------------------------
@@ -258,7 +264,7 @@ class PostgreSQLBackend:
             _check_horizon(behind, *rows[0][-2:])
             seen = [row for row in rows if row[0] is not None]
             for row in seen:
-                behind = advanced(behind, until, row[0])
+                behind = advanced(behind, until, row[0], row[ROWS_READ_BY_POSITION + 1])
                 if row[ROWS_READ_BY_POSITION] == 1:
                     found.append(records.change(row, token_of(home.store, home.epoch, behind)))
             if len(found) == limit:
@@ -291,10 +297,10 @@ class PostgreSQLBackend:
         horizon = Snapshot(head[3], tuple(head[4]))
         due, _ = await self._driver.fetch("due", (until.stop, list(until.open), limit))
         raised = horizon
-        for position, at in due:
+        for position, at, rest in due:
             if at >= before:
                 break
-            raised = advanced(raised, until, position)
+            raised = advanced(raised, until, position, rest)
         if raised == NOTHING:
             return dropped
         wanted = (horizon.stop, list(horizon.open), raised.stop, list(raised.open), limit)

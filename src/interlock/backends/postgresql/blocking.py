@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import psycopg
 
-from interlock.backends.postgresql import failures
+from interlock.backends.postgresql import failures, groups
 from interlock.backends.postgresql.home import REPEATS, Home, Options, Row, check_server, welcome
 from interlock.backends.postgresql.schema import ensure
 from interlock.backends.postgresql.statements import statements
 from interlock.errors import UsageError
-from interlock.model import Token
+from interlock.model import Key, Reply, Token
 
 _inherited: Final[list[Any]] = []
 """Connections of the parent process, which a child must neither use nor close."""
@@ -168,6 +168,14 @@ class BlockingDriver:
                 raise
             finally:
                 self._release(connection)
+
+    async def look(self, keys: Sequence[Key]) -> groups.Look:
+        """See `interlock.backends.postgresql.groups.look`."""
+        return await groups.look(self, keys)
+
+    async def commit(self, job: groups.Job) -> Reply:
+        """See `interlock.backends.postgresql.groups.commit_alone`."""
+        return await groups.commit_alone(self, job)
 
     def cut(self) -> None:
         """Close every idle connection now and every other one when it is given back."""

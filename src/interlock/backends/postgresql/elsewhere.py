@@ -6,10 +6,11 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from interlock.backends.postgresql import groups
 from interlock.backends.postgresql.blocking import BlockingDriver
 from interlock.backends.postgresql.home import Home, Options, Row
 from interlock.errors import UsageError
-from interlock.model import Token
+from interlock.model import Key, Reply, Token
 from interlock.runtime import AsyncRuntime
 
 Fetched = tuple[list[Row], Home]
@@ -55,7 +56,19 @@ class ThreadedDriver:
             raise
         return future.result()
 
+    async def look(self, keys: Sequence[Key]) -> groups.Look:
+        """See `interlock.backends.postgresql.groups.look`."""
+        return await groups.look(self, keys)
+
+    async def commit(self, job: groups.Job) -> Reply:
+        """See `interlock.backends.postgresql.groups.commit_alone`."""
+        return await groups.commit_alone(self, job)
+
     def cut(self) -> None:
         """Close the connections and let the threads go."""
         self._inner.cut()
         self._threads.shutdown(wait=False)
+
+    async def close(self) -> None:
+        """As `cut`."""
+        self.cut()

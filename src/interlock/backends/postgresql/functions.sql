@@ -15,7 +15,7 @@ BEGIN
     PERFORM 1 FROM @schema@.alive a WHERE a.epoch = m.epoch;
     IF NOT FOUND OR m.origin <> here THEN
       IF m.origin <> here THEN
-        PERFORM 1 FROM @schema@.transaction t WHERE t.position >= pg_current_xact_id()::text::bigint;
+        PERFORM 1 FROM @schema@.transaction t WHERE t.position >= pg_current_xact_id()::text::bigint << 8;
         IF FOUND THEN
           RAISE EXCEPTION 'the store was copied from a server that had come further' USING ERRCODE = 'data_corrupted';
         END IF;
@@ -63,7 +63,8 @@ BEGIN
           a_nonce := a_nonce || e.nonce;
         END IF;
       ELSE
-        holds := e.position IS NULL OR (e.position < snapshot_max AND e.position <> ALL (snapshot_open));
+        holds := e.position IS NULL OR (e.position < snapshot_max AND e.position <> ALL (snapshot_open)
+          AND e.position | 255 <> ALL (snapshot_open));
       END IF;
       IF r_alive[n] AND e.expires_at <= extract(epoch FROM clock_timestamp()) THEN
         holds := false;
@@ -71,7 +72,7 @@ BEGIN
     ELSE
       SELECT key, position, nonce, value, expires_at, quiet INTO e FROM @schema@.entry
         WHERE key >= s_start[n - reads] AND key < s_stop[n - reads] AND listed
-          AND NOT (position < snapshot_max AND position <> ALL (snapshot_open))
+          AND NOT (position < snapshot_max AND position <> ALL (snapshot_open) AND position | 255 <> ALL (snapshot_open))
         ORDER BY key LIMIT 1;
       holds := NOT FOUND;
     END IF;
@@ -107,6 +108,57 @@ BEGIN
   END LOOP;
 END $$;
 
+-- Whether a snapshot shows all that lies below the horizon. See ``tokens.contains``.
+CREATE FUNCTION @schema@.kept(snapshot_max bigint, snapshot_open bigint[], horizon_max bigint, horizon_open bigint[])
+RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+  o bigint;
+BEGIN
+  FOREACH o IN ARRAY snapshot_open LOOP
+    IF (o - CASE WHEN o & 255 = 255 THEN 255 ELSE 0 END) < horizon_max
+        AND o <> ALL (horizon_open) AND o | 255 <> ALL (horizon_open) THEN
+      RETURN false;
+    END IF;
+  END LOOP;
+  RETURN horizon_max <= snapshot_max;
+END $$;
+
+-- A value after the operations ``first`` to ``last`` (1 add, 2 append, 3 last); NULL if one of them is refused.
+CREATE FUNCTION @schema@.merged(
+  value bytea, first integer, last integer, o_kind integer[], o_operand bytea[], o_floor bytea[], o_ceiling bytea[])
+RETURNS bytea LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+  amount numeric;
+  total numeric;
+BEGIN
+  FOR i IN first .. last LOOP
+    IF o_kind[i] = 1 THEN
+      amount := convert_from(substr(o_operand[i], 2), 'SQL_ASCII')::numeric;
+      IF value IS NULL THEN
+        total := amount;
+      ELSIF get_byte(value, 0) <> 105 THEN
+        RETURN NULL;
+      ELSE
+        total := amount + convert_from(substr(value, 2), 'SQL_ASCII')::numeric;
+      END IF;
+      IF (amount < 0 AND total < convert_from(substr(o_floor[i], 2), 'SQL_ASCII')::numeric)
+          OR (amount > 0 AND total > convert_from(substr(o_ceiling[i], 2), 'SQL_ASCII')::numeric)
+          OR abs(total) >= 1e4000 THEN
+        RETURN NULL;
+      END IF;
+      value := convert_to('i' || total, 'SQL_ASCII');
+    ELSIF o_kind[i] = 2 THEN
+      IF get_byte(value, 0) <> 108 OR coalesce(octet_length(value), 1) + 4 + octet_length(o_operand[i]) > 1048576 THEN
+        RETURN NULL;
+      END IF;
+      value := coalesce(value, '\x6c') || int4send(octet_length(o_operand[i])) || o_operand[i];
+    ELSE
+      value := o_operand[i];
+    END IF;
+  END LOOP;
+  RETURN value;
+END $$;
+
 -- The commit. status: 0 done, 1 clashes, 2 a merge is refused, 3 a computed merge is stale, 4 snapshot too old,
 -- 5 id committed before, 6 id fenced. flags: 1 not durable, 2 quiet.
 -- Merge k has m_count[k] operations of o_* (1 add, 2 append, 3 last); or none, then it was computed from m_position[k].
@@ -134,8 +186,6 @@ DECLARE
   step integer := 0;
   before bytea;
   after bytea;
-  total numeric;
-  amount numeric;
   deadline double precision;
   n_value bytea[];
   p_quiet boolean := p_flags & 2 <> 0;
@@ -178,34 +228,12 @@ BEGIN
         status := 3;
       END IF;
       after := m_value[n];
-    END IF;
-    FOR i IN step + 1 .. step + m_count[n] LOOP
-      IF o_kind[i] = 1 THEN
-        amount := convert_from(substr(o_operand[i], 2), 'SQL_ASCII')::numeric;
-        IF after IS NOT NULL AND get_byte(after, 0) <> 105 THEN
-          b_i := n;
-        ELSE
-          total := amount + CASE WHEN after IS NULL THEN 0 ELSE convert_from(substr(after, 2), 'SQL_ASCII')::numeric END;
-          IF (amount < 0 AND total < convert_from(substr(o_floor[i], 2), 'SQL_ASCII')::numeric)
-              OR (amount > 0 AND total > convert_from(substr(o_ceiling[i], 2), 'SQL_ASCII')::numeric)
-              OR abs(total) >= 1e4000 THEN
-            b_i := n;
-          END IF;
-          after := convert_to('i' || total, 'SQL_ASCII');
-        END IF;
-      ELSIF o_kind[i] = 2 THEN
-        IF after IS NOT NULL AND get_byte(after, 0) <> 108 THEN
-          b_i := n;
-        END IF;
-        after := coalesce(after, '\x6c') || int4send(octet_length(o_operand[i])) || o_operand[i];
-        IF octet_length(after) > 1048576 THEN
-          b_i := n;
-        END IF;
-      ELSE
-        after := o_operand[i];
+    ELSE
+      after := @schema@.merged(before, step + 1, step + m_count[n], o_kind, o_operand, o_floor, o_ceiling);
+      IF after IS NULL THEN
+        b_i := n;
       END IF;
-      EXIT WHEN b_i IS NOT NULL;
-    END LOOP;
+    END IF;
     step := step + m_count[n];
     n_value := array_append(n_value, after);
     b_changed := b_changed || (after IS DISTINCT FROM before);
@@ -224,9 +252,7 @@ BEGIN
       RETURN;
     END IF;
   END IF;
-  IF p_id <= m.forgotten_fence OR m.horizon_max > snapshot_max
-      OR (snapshot_open <> '{}' AND EXISTS (
-        SELECT 1 FROM unnest(snapshot_open) o WHERE o < m.horizon_max AND o <> ALL (m.horizon_open))) THEN
+  IF p_id <= m.forgotten_fence OR NOT @schema@.kept(snapshot_max, snapshot_open, m.horizon_max, m.horizon_open) THEN
     status := 4;
     RETURN;
   END IF;
@@ -238,7 +264,7 @@ BEGIN
     RETURN;
   END IF;
 
-  own := pg_current_xact_id()::text::bigint;  -- only now: positions follow the order of the locks
+  own := pg_current_xact_id()::text::bigint << 8;  -- only now: positions follow the order of the locks
   SELECT t.position, t.at INTO top, at FROM @schema@.transaction t ORDER BY t.position DESC LIMIT 1;
   at := greatest(extract(epoch FROM clock_timestamp())::double precision, at);
   snapshot := pg_current_snapshot()::text;
@@ -323,7 +349,7 @@ BEGIN
     RETURN -1;
   END IF;
   INSERT INTO @schema@.transaction (position, at, state, id, agent)
-    VALUES (pg_current_xact_id()::text::bigint, extract(epoch FROM clock_timestamp()), 0, p_id, '')
+    VALUES (pg_current_xact_id()::text::bigint << 8, extract(epoch FROM clock_timestamp()), 0, p_id, '')
     ON CONFLICT (id) DO NOTHING;
   IF FOUND THEN
     RETURN 0;
@@ -349,15 +375,18 @@ BEGIN
   WITH gone AS (
       DELETE FROM @schema@.transaction WHERE position IN (
         SELECT position FROM @schema@.transaction
-          WHERE position < new_max AND position <> ALL (new_open) AND position < newest ORDER BY position LIMIT p_limit)
+          WHERE position < new_max AND position <> ALL (new_open) AND position | 255 <> ALL (new_open)
+            AND position < newest ORDER BY position LIMIT p_limit)
         RETURNING id, state, puts, others, cleared),
     keys AS (SELECT DISTINCT unnest(puts || others || cleared) AS key FROM gone),
     versions AS (
       DELETE FROM @schema@.superseded s USING keys
-        WHERE s.key = keys.key AND s.until < new_max AND s.until <> ALL (new_open) RETURNING 1),
+        WHERE s.key = keys.key AND s.until < new_max AND s.until <> ALL (new_open)
+          AND s.until | 255 <> ALL (new_open) RETURNING 1),
     tombstones AS (
       DELETE FROM @schema@.entry e USING keys
-        WHERE e.key = keys.key AND e.value IS NULL AND e.position < new_max AND e.position <> ALL (new_open) RETURNING 1),
+        WHERE e.key = keys.key AND e.value IS NULL AND e.position < new_max AND e.position <> ALL (new_open)
+          AND e.position | 255 <> ALL (new_open) RETURNING 1),
     told AS (
       UPDATE @schema@.meta SET
         forgotten = greatest(forgotten, (SELECT id FROM gone ORDER BY id DESC LIMIT 1)),

@@ -7,7 +7,7 @@ ends every connection, so the epoch of a connection never changes. See the packa
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from interlock.backends.postgresql.tokens import Snapshot, from_detail
 from interlock.errors import (
@@ -17,9 +17,12 @@ from interlock.errors import (
     UnsupportedError,
     UsageError,
 )
-from interlock.model import Token
+from interlock.model import Key, Reply, Token
 
-SCHEMA_VERSION: Final = 1
+if TYPE_CHECKING:
+    from interlock.backends.postgresql.groups import Job, Look
+
+SCHEMA_VERSION: Final = 2
 OLDEST_SERVER: Final = 130000
 DURABILITIES: Final = ("fsync", "none")
 REPEATS: Final = 3
@@ -64,6 +67,12 @@ class Driver(Protocol):
     ) -> tuple[list[Row], Home]:
         """Execute a statement in a transaction of its own. ``at`` must be a token that the connection admits;
         ``commits``: it is not repeated, not cancelled, and its loss is unknown; ``soft``: it may be lost in a crash."""
+
+    async def look(self, keys: Sequence[Key]) -> Look:
+        """The newest entries of some keys."""
+
+    async def commit(self, job: Job) -> Reply:
+        """A commit that may go together with others. Raises `DuplicateId` and what a backend's commit raises."""
 
     def cut(self) -> None:
         """End every connection without waiting, from any thread, and refuse more."""

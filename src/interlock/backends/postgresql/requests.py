@@ -113,7 +113,7 @@ def is_native(operation: Operation) -> bool:
     return operation.kind in ("append", "last") or (operation.kind == "add" and operation.operand[:1] == b"i")
 
 
-_NATIVE: Final = {"add": 1, "append": 2, "last": 3}
+NATIVE: Final = {"add": 1, "append": 2, "last": 3}
 
 
 def merged_keys(request: CommitRequest) -> list[tuple[Key, Merge]]:
@@ -139,7 +139,7 @@ def _merge_arguments(merging: list[tuple[Key, Merge]], computed: dict[Key, Compu
         [base.position for base in bases],
         [base.nonce for base in bases],
         [base.value for base in bases],
-        [_NATIVE[step.kind] for step in steps],
+        [NATIVE[step.kind] for step in steps],
         [step.operand for step in steps],
         [step.floor for step in steps],
         [step.ceiling for step in steps],

@@ -11,6 +11,7 @@ from interlock.backends.postgresql.statements import quoted
 
 _LOCK: Final = 0x1ECE0C4 << 32
 """The number of the advisory lock under which schemas are made, whatever their names."""
+_FILES: Final = ("tables.sql", "functions.sql", "group.sql", "views.sql")
 
 
 def _literal(text: str) -> str:
@@ -29,7 +30,7 @@ async def ensure(schema: str, select: Select, execute: Execute) -> None:
         return
     store = int.from_bytes(os.urandom(8), "big") >> 2
     package = files("interlock.backends.postgresql")
-    parts = [package.joinpath(file).read_text("utf-8") for file in ("tables.sql", "functions.sql", "views.sql")]
+    parts = [package.joinpath(file).read_text("utf-8") for file in _FILES]
     in_text = "'" + name.replace("'", "''")  # where the name stands in a text, its quotes are doubled
     body = "\n".join(parts).replace("'@schema@", in_text).replace("@schema@", name)
     await execute(f"BEGIN; SELECT pg_advisory_xact_lock({_LOCK})")

@@ -10,7 +10,10 @@ from typing import Final
 
 from interlock.errors import UsageError
 
-_SHOWN = "{0} < $2::bigint AND {0} <> ALL ($3::bigint[])"
+_SHOWN = "{0} < $2::bigint AND {0} <> ALL ($3::bigint[]) AND {0} | 255 <> ALL ($3::bigint[])"
+
+_VISIBLE = "position <> ALL ($4::bigint[]) AND position | 255 <> ALL ($4::bigint[])"
+_FIRST = "CASE WHEN o & 255 = 255 THEN o - 255 ELSE o END"
 
 _CLOCK = (
     "greatest(extract(epoch FROM clock_timestamp())::float8,"
@@ -25,7 +28,7 @@ _HEAD = (
 RECORD: Final = """t.position, t.id, t.at, t.agent, t.record, t.cleared, t.absent, t.absent_position, t.absent_nonce,
   ARRAY(SELECT coalesce(e.value, o.value) FROM unnest(t.puts) WITH ORDINALITY u (key, place)
     LEFT JOIN {s}.entry e ON e.key = u.key AND e.position = t.position
-    LEFT JOIN {s}.superseded o ON o.key = u.key AND o.position = t.position ORDER BY u.place) AS put, t.state"""
+    LEFT JOIN {s}.superseded o ON o.key = u.key AND o.position = t.position ORDER BY u.place) AS put, t.state, t.rest"""
 
 _JUDGED = (
     "$1::bigint, $2::bigint[], $3::int, $4::bytea[], $5::bigint[], $6::bigint[], $7::bool[], $8::bytea[], $9::bytea[]"
@@ -82,6 +85,10 @@ _TEXTS: Final[dict[str, str]] = {
       $16::bytea[], $17::bytea[], $18::bytea[], $19::bytea[], $20::float8[], $21::bool[], $22::bytea[],
       $23::int[], $24::bigint[], $25::bigint[], $26::bytea[], $27::int[], $28::bytea[],
       $29::bytea[], $30::bytea[], $31::bytea[])""",
+    "commit_group": """SELECT * FROM {s}.commit_group($1::bigint[], $2::bytea[], $3::bigint[], $4::text[], $5::bytea[],
+      $6::bigint[], $7::bigint, $8::int[], $9::bigint[], $10::int[], $11::int[], $12::bytea[], $13::bigint[],
+      $14::bigint[], $15::int[], $16::int[], $17::int[], $18::bytea[], $19::bytea[], $20::float8[], $21::bool[],
+      $22::bytea[], $23::int[], $24::int[], $25::int[], $26::bytea[], $27::bytea[], $28::bytea[])""",
     "validate": f"""SELECT m.horizon_max, m.horizon_open, h.seen, h.newest, h.clock, n.id,
         j.x_i, j.x_key, j.x_position, j.x_nonce, j.x_value, j.x_expires_at, j.x_id, j.x_agent, j.x_at,
         f.f_position, f.f_nonce, f.f_value, f.f_expires_at
@@ -91,18 +98,20 @@ _TEXTS: Final[dict[str, str]] = {
     "settle": "SELECT {s}.settle($1::bytea, $2::bool)",
     "outcome": f"SELECT {RECORD} FROM {{s}}.transaction t WHERE t.id = $1::bytea AND t.state = 1",
     "until": f"SELECT h.seen, h.newest, h.clock, m.horizon_max, m.horizon_open FROM ({_HEAD}) h, {{s}}.meta m",
-    # Behind one snapshot ($1, $2) and shown by another ($3, $4), from position $5 on; then the horizon.
+    # Behind one snapshot ($1, $2) and shown by another ($3, $4), at most $5; then the horizon.
     "changes": f"""SELECT {RECORD}, m.horizon_max, m.horizon_open
       FROM {{s}}.meta m LEFT JOIN (
-        SELECT * FROM {{s}}.transaction WHERE position >= $1::bigint AND position < $3::bigint
-          AND position <> ALL ($4::bigint[])
+        SELECT * FROM {{s}}.transaction WHERE position >= $1::bigint AND position < $3::bigint AND {_VISIBLE}
         UNION ALL
-        SELECT * FROM {{s}}.transaction WHERE position = ANY ($2::bigint[]) AND position < $1::bigint
-          AND position < $3::bigint AND position <> ALL ($4::bigint[])
+        SELECT t.* FROM unnest($2::bigint[]) o CROSS JOIN LATERAL (
+          SELECT * FROM {{s}}.transaction WHERE position >= {_FIRST} AND position <= o OFFSET 0) t
+          WHERE position < $1::bigint AND position < $3::bigint AND {_VISIBLE}
         ORDER BY position LIMIT $5::bigint) t ON true
       ORDER BY t.position""",
-    "news": """SELECT 1 FROM {s}.transaction WHERE position >= $1::bigint AND state > 0
-      UNION ALL SELECT 1 FROM {s}.transaction WHERE position = ANY ($2::bigint[]) AND state > 0 LIMIT 1""",
+    "news": f"""SELECT 1 FROM {{s}}.transaction WHERE position >= $1::bigint AND state > 0
+      UNION ALL SELECT 1 FROM unnest($2::bigint[]) o CROSS JOIN LATERAL (
+        SELECT state FROM {{s}}.transaction WHERE position >= {_FIRST} AND position <= o OFFSET 0) t
+        WHERE state > 0 LIMIT 1""",
     "history": """SELECT v.position, v.nonce, v.value, v.expires_at, t.id, t.agent, t.at
       FROM (SELECT position, nonce, value, expires_at FROM {s}.entry
           WHERE key = $1::bytea AND NOT (quiet AND value IS NULL)
@@ -112,7 +121,8 @@ _TEXTS: Final[dict[str, str]] = {
     "expired": """SELECT key, position, nonce FROM {s}.entry
       WHERE expires_at <= extract(epoch FROM clock_timestamp()) AND value IS NOT NULL
       ORDER BY expires_at LIMIT $1::bigint""",
-    "due": """SELECT position, at FROM {s}.transaction WHERE position < $1::bigint AND position <> ALL ($2::bigint[])
+    "due": """SELECT position, at, rest FROM {s}.transaction
+      WHERE position < $1::bigint AND position <> ALL ($2::bigint[]) AND position | 255 <> ALL ($2::bigint[])
       ORDER BY position LIMIT $3::bigint""",
     "compact": "SELECT {s}.compact($1::bigint, $2::bigint[], $3::bigint, $4::bigint[], $5::int)",
 }

@@ -41,11 +41,13 @@ CREATE TABLE @schema@.superseded (
   PRIMARY KEY (key, position)
 );
 
+-- position: the server's transaction times 256, plus the place in it; rest: how many places come behind it.
 -- state: 0 fenced, 1 committed, 2 committed quietly (not in the feed)
 CREATE TABLE @schema@.transaction (
   position bigint NOT NULL,
   at double precision NOT NULL,
   state smallint NOT NULL,
+  rest smallint NOT NULL DEFAULT 0,
   id bytea CONSTRAINT transaction_once PRIMARY KEY,
   agent text NOT NULL,
   record bytea,

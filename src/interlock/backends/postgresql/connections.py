@@ -1,0 +1,164 @@
+"""asyncpg's connections of one event loop: kept, last in first out, with prepared statements.
+
+A connection belongs to an event loop, so each loop that uses the store has connections of its own. They are closed with
+the store, or when the loop ends: an asynchronous generator waits in each loop for nothing else. asyncpg's own pool
+would send one more statement at every release and prepare nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Final
+
+import asyncpg
+
+from interlock.backends.postgresql import failures
+from interlock.backends.postgresql.home import Home, Options, Row, check_server, welcome
+from interlock.backends.postgresql.schema import ensure
+
+BROKEN: Final = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
+"""What says that a connection is of no use any more."""
+
+
+class Connection:
+    """A connection, its prepared statements, and the store behind it."""
+
+    def __init__(self, raw: Any, texts: dict[str, str]) -> None:
+        self.raw = raw
+        self._texts = texts
+        self._prepared: dict[str, Any] = {}
+        self.home = Home(0, 0, 0)
+        self.softened = False
+
+    async def fetch(self, name: str, arguments: Sequence[Any]) -> list[Row]:
+        """Execute a statement."""
+        prepared = self._prepared.get(name) or await self.prepare(name)
+        rows: list[Row] = await prepared.fetch(*arguments)
+        return rows
+
+    async def prepare(self, name: str) -> Any:
+        """Prepare a statement if it is not; before a commit, so that a failure of this is known to be harmless."""
+        prepared = self._prepared.get(name)
+        if prepared is None:
+            prepared = self._prepared[name] = await self.raw.prepare(self._texts[name])
+        return prepared
+
+    async def greet(self, options: Options) -> None:
+        """Make the schema if it is missing, and learn about the store. Raises what `welcome` raises."""
+        await check_server(self.raw.fetchrow)
+        await ensure(options.schema, self.raw.fetchrow, self.raw.execute)
+        (row,) = await self.fetch("hello", ())
+        self.home = welcome(row, options)
+        if options.durability == "none":
+            await self.soften()
+
+    async def soften(self) -> None:
+        """Note, durably, that from now on a crash may lose commits."""
+        if not self.softened:
+            await self.fetch("soften", (self.home.epoch,))
+            self.softened = True
+
+
+class LoopPool:
+    """The connections of one event loop."""
+
+    def __init__(self, options: Options, texts: dict[str, str]) -> None:
+        self._options = options
+        self._texts = texts
+        self._places = asyncio.Semaphore(options.connections)
+        self._free: list[Connection] = []
+        self._used: set[Connection] = set()
+        self.closed = False
+        self._guard = self._until_the_end()
+
+    async def _until_the_end(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            await self._close_all()
+
+    async def begin(self) -> None:
+        """Have the loop close the connections when it ends."""
+        await self._guard.__anext__()
+
+    async def acquire(self) -> Connection:
+        """A connection that is not known to be broken. Raises `BackendUnavailableError`."""
+        await self._places.acquire()
+        try:
+            connection = self._usable() or await self._connect()
+        except BaseException:
+            self._places.release()
+            raise
+        self._used.add(connection)
+        return connection
+
+    def _usable(self) -> Connection | None:
+        while self._free:
+            connection = self._free.pop()
+            if not connection.raw.is_closed():
+                return connection
+        return None
+
+    async def _connect(self) -> Connection:
+        options = self._options
+        try:
+            raw = await asyncpg.connect(options.dsn, timeout=options.connect_seconds, statement_cache_size=0)
+        except asyncpg.PostgresError as error:
+            raise failures.unreachable(str(error)) from None
+        except (*BROKEN, ValueError) as error:
+            raise failures.unreachable(str(error) or type(error).__name__) from None
+        connection = Connection(raw, self._texts)
+        try:
+            await connection.greet(options)
+        except BaseException as error:
+            raw.terminate()
+            raise translated(error, commits=False) from None
+        return connection
+
+    def release(self, connection: Connection) -> None:
+        """Give a connection back."""
+        self._used.discard(connection)
+        self._places.release()
+        if self.closed:
+            connection.raw.terminate()
+        elif not connection.raw.is_closed():
+            self._free.append(connection)
+
+    def distrust(self) -> None:
+        """One connection was found broken: the others are probably, too."""
+        free, self._free = self._free, []
+        for connection in free:
+            connection.raw.terminate()
+
+    async def close(self) -> None:
+        """Close the connections, on their own loop."""
+        await self._guard.aclose()
+
+    async def _close_all(self) -> None:
+        self.closed = True
+        free, self._free = self._free, []
+        for connection in free:
+            try:
+                await connection.raw.close(timeout=2.0)
+            except (asyncpg.PostgresError, *BROKEN):
+                connection.raw.terminate()
+        for connection in list(self._used):
+            connection.raw.terminate()
+
+    def abandon(self) -> None:
+        """From another thread, where the loop may still run: end the connections there."""
+        self.closed = True
+        for connection in [*self._free, *self._used]:
+            connection.raw.terminate()
+
+
+def translated(error: BaseException, *, commits: bool) -> BaseException:
+    """Our error for the driver's; anything else as it is."""
+    if isinstance(error, asyncpg.PostgresError):
+        if commits and getattr(error, "constraint_name", None) == failures.ONCE:
+            return failures.DuplicateId()
+        return failures.failure(error.sqlstate, str(error), commits=commits)
+    if isinstance(error, BROKEN):
+        return failures.failure(None, str(error) or type(error).__name__, commits=commits)
+    return error

@@ -1,0 +1,91 @@
+"""Calls that come while others are under way go together in the next one.
+
+A lane is one call at a time; `LANES` are open from the start, so that one fills while the other is under way. Who comes
+when no call is under way waits for nobody. If the lanes are held up, by a lock that another process holds or by a slow
+disk, those who queue get a lane more after `RELIEF_SECONDS`, so that nobody waits long for strangers.
+
+For one event loop; nothing here is called from another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import Context
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+LANES: Final = 2
+RELIEF_SECONDS: Final = 0.01
+
+
+class Gatherer(Generic[T]):
+    """A queue and its lanes.
+
+    ``take`` removes from the queue what goes in one call, at least one; ``send`` sees to it and never raises. ``most``:
+    how many lanes there may be."""
+
+    def __init__(
+        self,
+        take: Callable[[deque[T]], list[T]],
+        send: Callable[[list[T]], Awaitable[None]],
+        most: int,
+    ) -> None:
+        self._take = take
+        self._send = send
+        self._most = most
+        self._queue: deque[T] = deque()
+        self._busy = 0
+        self._lanes: set[asyncio.Task[None]] = set()
+        self._relief: asyncio.TimerHandle | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is under way and nobody waits for one."""
+        return not self._busy
+
+    def add(self, job: T) -> None:
+        """Queue a job."""
+        self._queue.append(job)
+        if self._busy < min(LANES, self._most):
+            self._open()
+        elif self._relief is None and self._busy < self._most:
+            self._relief = asyncio.get_running_loop().call_later(RELIEF_SECONDS, self._relieve)
+
+    def withdraw(self, job: T) -> None:
+        """Take back a job that no call has taken."""
+        self._queue.remove(job)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """For a call that the caller makes itself: who comes meanwhile may wait for others."""
+        self._busy += 1
+        try:
+            yield
+        finally:
+            self._busy -= 1
+            if self._queue and not self._busy:
+                self._open()
+
+    def _open(self) -> None:
+        self._busy += 1
+        # A lane outlives the caller who opened it, and must not keep that caller's context.
+        task = asyncio.get_running_loop().create_task(self._work(), context=Context())
+        self._lanes.add(task)
+        task.add_done_callback(self._lanes.discard)
+
+    async def _work(self) -> None:
+        try:
+            while self._queue:
+                await self._send(self._take(self._queue))
+        finally:
+            self._busy -= 1
+
+    def _relieve(self) -> None:
+        self._relief = None
+        if self._queue and self._busy < self._most:
+            self._open()
+            self._relief = asyncio.get_running_loop().call_later(RELIEF_SECONDS, self._relieve)

@@ -1,0 +1,318 @@
+"""Commits that go to the server together, and reads that do.
+
+Under load a call, a transaction of the server and a sync of its log are worth more than what a commit does, so
+commits of one process that queue while earlier ones are under way share them (`gathering`). Each stays a commit of its
+own: it is judged by itself, has a version, a feed record and a result of its own, and a refusal refuses that one only.
+
+A group holds no two commits that touch the same key, except by merges of the newest value (`Group.takes`). So what each
+of them expects holds or fails whatever the others do, and one look at the server judges all. Merges of one key are
+applied in the order of their places, each to what the one before it left; every step in between is kept as a superseded
+version, so that a cursor in the middle of a group is a snapshot like any other.
+
+The group takes the locks that its commits would take, each once in its strongest mode, in the order that is the same
+for everybody (`locks`): the argument of the package's docstring holds for the group as for one commit. Commits with
+spans or clears, quiet ones and those that may be lost go alone: they would make the others wait or share their fate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
+
+from interlock.backends.postgresql import locks, requests
+from interlock.backends.postgresql import record as records
+from interlock.backends.postgresql.home import Driver, Home, Row
+from interlock.backends.postgresql.record import signed, token_of
+from interlock.backends.postgresql.tokens import behind_own, clamped, from_detail, parsed
+from interlock.errors import BackendCorruptError, SnapshotTooOldError
+from interlock.model import (
+    NONCE_MASK,
+    UNCHANGED,
+    CommitRequest,
+    DuplicateTransaction,
+    Expectation,
+    Key,
+    Merge,
+    Merged,
+    Operation,
+    Put,
+    Reply,
+    Token,
+    Write,
+)
+
+COMMITS: Final = 64
+"""The most commits of a group; places in a transaction are `tokens.ROOM`."""
+KEYS: Final = 256
+"""A group that has so many keys takes no more commits: locks lie in a table that all connections share."""
+BYTES: Final = 1 << 20
+"""Nor one that has so many bytes of values."""
+
+
+class Job:
+    """A commit that may go with others, and what became of it."""
+
+    __slots__ = (
+        "answer",
+        "expected",
+        "future",
+        "locks",
+        "merge",
+        "others",
+        "puts",
+        "record",
+        "request",
+        "snapshot",
+        "taken",
+    )
+
+    def __init__(
+        self,
+        request: CommitRequest,
+        puts: list[tuple[Key, Put]],
+        others: list[Key],
+        merge: tuple[Key, Merge] | None,
+        locking: bool,
+    ) -> None:
+        self.request = request
+        self.puts = puts
+        self.others = others
+        self.merge = merge
+        self.snapshot = from_detail(request.snapshot.position, request.snapshot.detail)
+        self.expected: list[tuple[Key, Expectation]] = [*request.reads.items(), *request.guards.items()]
+        self.locks: list[int] = []
+        if locking:
+            salt = request.snapshot.store.to_bytes(8, "big")
+            self.locks = locks.numbers(salt, request.writes, [key for key, _ in self.expected], ())
+        self.record = records.encode(request)
+        self.taken = False
+        self.future: Any = None
+        self.answer: Reply | Exception | None = None
+
+
+def job(request: CommitRequest, *, locking: bool) -> Job | None:
+    """A job for a request, or None if it has to go alone (see the module's docstring)."""
+    if not request.durable or request.quiet or request.spans or request.clears or request.alive or request.fetch:
+        return None
+    if "\0" in request.agent or not request.writes or len(request.reads) + len(request.writes) > KEYS:
+        return None
+    puts: list[tuple[Key, Put]] = []
+    deletes: list[Key] = []
+    merge: tuple[Key, Merge] | None = None
+    size = 0
+    for key, write in request.writes.items():
+        if type(write) is Put:
+            puts.append((key, write))
+            size += len(write.value)
+        elif type(write) is Merge:
+            if merge is not None or not all(map(requests.is_native, write.operations)):
+                return None
+            merge = (key, write)
+        else:
+            deletes.append(key)
+    if size > BYTES or UNCHANGED in request.reads.values() or UNCHANGED in request.guards.values():
+        return None
+    return Job(request, puts, deletes, merge, locking)
+
+
+class Group:
+    """Commits that go together, in their order."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self._read: set[Key] = set()
+        self._written: set[Key] = set()
+        self._merged: set[Key] = set()
+        self._bytes = 0
+
+    def is_full(self) -> bool:
+        """Whether nothing more should be taken."""
+        return len(self.jobs) >= COMMITS or len(self._read) + len(self._written) >= KEYS or self._bytes >= BYTES
+
+    def takes(self, job: Job) -> bool:
+        """Take a job unless it touches what another one writes, or writes what another one touches."""
+        writes: dict[Key, Write] = job.request.writes
+        merged = job.merge[0] if job.merge is not None else None
+        read, written = self._read, self._written
+        for key, _ in job.expected:
+            if key in written or key in self._merged:
+                return False
+        for key in writes:
+            if key in written or key in read or (key is not merged and key in self._merged):
+                return False
+        self.jobs.append(job)
+        read.update([key for key, _ in job.expected])
+        written.update([key for key in writes if key is not merged])
+        if merged is not None:
+            self._merged.add(merged)
+        self._bytes += sum([len(put.value) for _, put in job.puts])
+        return True
+
+
+def _locks(jobs: Sequence[Job]) -> list[int]:
+    if len(jobs) == 1:
+        return jobs[0].locks
+    wanted: dict[int, int] = {}
+    for job in jobs:
+        for number in job.locks:
+            if number & 1:
+                wanted[number - 1] = number
+            else:
+                wanted.setdefault(number, number)
+    return sorted(wanted.values())
+
+
+def _ends(counts: Iterable[int]) -> list[int]:
+    return list(accumulate(counts, initial=0))
+
+
+def _expected(jobs: Sequence[Job]) -> tuple[Any, ...]:
+    places: list[int] = []
+    keys: list[Key] = []
+    positions: list[int] = []
+    nonces: list[int] = []
+    for job in jobs:
+        recorded = len(job.request.reads)
+        for place, (key, found) in enumerate(job.expected, 1):
+            places.append(place if place <= recorded else 0)
+            keys.append(key)
+            if isinstance(found, tuple):
+                positions.append(found[0])
+                nonces.append(signed(found[1]))
+            else:  # ABSENT: `job` takes no other mark
+                positions.append(-1)
+                nonces.append(0)
+    return _ends([len(job.expected) for job in jobs]), places, keys, positions, nonces
+
+
+def _written(jobs: Sequence[Job]) -> tuple[Any, ...]:
+    commits: list[int] = []
+    keys: list[Key] = []
+    values: list[bytes | None] = []
+    ttls: list[float | None] = []
+    listed: list[bool] = []
+    ends = [0]
+    for number, job in enumerate(jobs, 1):
+        for key, put in job.puts:
+            commits.append(number)
+            keys.append(key)
+            values.append(put.value)
+            ttls.append(put.ttl_seconds)
+            listed.append(put.listed)
+        for key in job.others:
+            commits.append(number)
+            keys.append(key)
+            values.append(None)
+            ttls.append(None)
+            listed.append(False)
+        ends.append(len(keys))
+    put_ends = [start + len(job.puts) for start, job in zip(ends, jobs, strict=False)]
+    if not keys:
+        return put_ends, ends, None, None, None, None, None
+    return put_ends, ends, commits, keys, values, ttls, listed
+
+
+def _merging(jobs: Sequence[Job]) -> tuple[Any, ...]:
+    slots: dict[Key, int] = {}
+    places: list[int | None] = []
+    steps: list[Operation] = []
+    ends = [0]
+    for job in jobs:
+        if job.merge is None:
+            places.append(None)
+        else:
+            places.append(slots.setdefault(job.merge[0], len(slots) + 1))
+            steps += job.merge[1].operations
+        ends.append(len(steps))
+    if not slots:
+        return (None,) * 7
+    return (
+        list(slots),
+        places,
+        ends,
+        [requests.NATIVE[step.kind] for step in steps],
+        [step.operand for step in steps],
+        [step.floor for step in steps],
+        [step.ceiling for step in steps],
+    )
+
+
+def arguments(jobs: Sequence[Job]) -> tuple[Any, ...]:
+    """The arguments of the server's function ``commit_group``."""
+    ids = [job.request.transaction for job in jobs]
+    return (
+        _locks(jobs),
+        [number.to_bytes(16, "big") for number in ids],
+        [signed(number & NONCE_MASK) for number in ids],
+        [job.request.agent for job in jobs],
+        [job.record for job in jobs],
+        [job.snapshot.stop for job in jobs],
+        min([job.snapshot.lowest() for job in jobs]),
+        _ends([len(job.snapshot.open) for job in jobs]),
+        [position for job in jobs for position in job.snapshot.open],
+        *_expected(jobs),
+        *_written(jobs),
+        *_merging(jobs),
+    )
+
+
+def settled(jobs: Sequence[Job], row: Row, home: Home) -> list[Reply | Exception]:
+    """What became of each job of a group, by the answer of the server's function."""
+    statuses, own, at, seen, newest, changed, before, clashing = row[:8]
+    answers: list[Reply | Exception] = []
+    place = 0
+    last = (own or 0) + statuses.count(requests.DONE) - 1
+    token = token_of(home.store, home.epoch, behind_own(parsed(seen), newest, last))
+    for number, (job, status) in enumerate(zip(jobs, statuses, strict=True)):
+        if status != requests.DONE:
+            answers.append(_refusal(job, status, number, before, clashing, row[8:]))
+            continue
+        merged = None
+        if job.merge is not None:
+            merged = {job.merge[0]: Merged(changed[number], before[number])}
+        answers.append(Reply((own + place, job.request.transaction & NONCE_MASK), token, at, merged))
+        place += 1
+    return answers
+
+
+def _refusal(job: Job, status: int, number: int, before: Any, clashing: Any, columns: Sequence[Any]) -> Exception:
+    if status == requests.CLASHES:
+        mine = [place for place, commit in enumerate(clashing or ()) if commit == number + 1]
+        return requests.clashes(job.request, [[column[place] for place in mine] for column in columns])
+    if status == requests.MERGE_REFUSED:
+        assert job.merge is not None
+        try:
+            requests.applied(*job.merge, before[number])
+        except Exception as refusal:  # BoundBroken or MergeRefused, with what it says
+            return refusal
+        return BackendCorruptError("the server has refused a merge that can be applied: are its functions changed?")
+    if status == requests.TOO_OLD:
+        return SnapshotTooOldError("the store no longer keeps the snapshot of this transaction")
+    return DuplicateTransaction(status == requests.COMMITTED)
+
+
+async def commit_alone(driver: Driver, job: Job) -> Reply:
+    """A group of one, for drivers that do not gather. Raises what `interlock.ports.Backend.commit` does."""
+    rows, home = await driver.fetch("commit_group", arguments((job,)), at=job.request.snapshot, commits=True)
+    (answer,) = settled((job,), rows[0], home)
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+class Look(NamedTuple):
+    """The newest entries of some keys (rows of position, nonce, value, expiry), their token, the server's time."""
+
+    rows: Sequence[Row]
+    token: Token
+    clock: float
+
+
+async def look(driver: Driver, keys: Sequence[Key]) -> Look:
+    """Read the newest entries in one statement."""
+    one = len(keys) == 1
+    rows, home = await driver.fetch("read_one" if one else "read", (keys[0] if one else list(keys),))
+    seen, newest, clock = rows[0][:3]
+    token = token_of(home.store, home.epoch, clamped(parsed(seen), newest))
+    return Look([row[3:7] for row in rows] if keys else (), token, clock)

@@ -1,0 +1,359 @@
+"""Commits that share a call stay commits of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlock import codec, merges
+from interlock.backends.postgresql import PostgreSQLBackend, groups
+from interlock.backends.postgresql import tokens as tk
+from interlock.backends.postgresql.tokens import ROOM, Snapshot
+from interlock.errors import SnapshotTooOldError
+from interlock.model import (
+    ABSENT,
+    UNCHANGED,
+    BoundBroken,
+    Change,
+    CommitRefused,
+    CommitRequest,
+    Delete,
+    DuplicateTransaction,
+    Merge,
+    Operation,
+    Put,
+    Reply,
+    Settled,
+    Token,
+)
+from interlock.testing.conformance.world import Subject, key, new_transaction, put, thawed
+
+HOT = key("hot")
+TOKEN = Token(1, 1, 1)
+
+
+def add(amount: int, floor: int | None = None) -> Merge:
+    return Merge((merges.add_operation(amount, floor, None),))
+
+
+def at_store(url: str, schema: str, body: Callable[[Subject], Awaitable[None]], **options: Any) -> None:
+    """Run a body on a store of its own."""
+
+    async def run() -> None:
+        backend = PostgreSQLBackend(url, schema=schema, **options)
+        try:
+            await body(Subject(backend))
+        finally:
+            await backend.close()
+
+    asyncio.run(run())
+
+
+async def at_once(store: Subject, requests: list[CommitRequest]) -> list[Reply | BaseException]:
+    """Commit all of them in the same moment, so that those that can be go together."""
+    return list(await asyncio.gather(*map(store.backend.commit, requests), return_exceptions=True))
+
+
+def transaction_of(reply: Any) -> int:
+    """Which of the server's transactions a commit was part of."""
+    assert isinstance(reply, Reply), reply
+    return reply.version[0] // ROOM
+
+
+def test_commits_of_the_same_moment_share_a_transaction_and_nothing_else(postgresql_url: str, schema: str) -> None:
+    async def body(store: Subject) -> None:
+        start = await store.backend.snapshot()
+        requests = [await store.request({key("k", n): put(n)}, agent=f"a{n}") for n in range(20)]
+        replies = await at_once(store, requests)
+        assert len({transaction_of(reply) for reply in replies}) == 1
+        changes = await store.feed(start)
+        assert [change.transaction for change in changes] == [request.transaction for request in requests]
+        assert [change.version for change in changes] == [
+            reply.version for reply in replies if isinstance(reply, Reply)
+        ]
+        assert [change.agent for change in changes] == [f"a{n}" for n in range(20)]
+        for number, change in enumerate(changes):  # in the middle of a group a cursor is a snapshot like any other
+            assert await store.listing(change.token) == {key("k", n): n for n in range(number + 1)}
+            assert [later.version for later in await store.feed(change.token)] == [
+                later.version for later in changes[number + 1 :]
+            ]
+            assert (await store.backend.outcome(change.transaction, fence=False))[0] is Settled.COMMITTED
+
+    at_store(postgresql_url, schema, body)
+
+
+def test_merges_of_one_key_each_have_their_turn(postgresql_url: str, schema: str) -> None:
+    async def body(store: Subject) -> None:
+        await store.commit({HOT: put(10)})
+        start = await store.backend.snapshot()
+        amounts = [-4, -4, -4, 7, -4, 0, 3]
+        requests = [
+            await store.request({HOT: add(amount, floor=0), key("r", n): put(n)}) for n, amount in enumerate(amounts)
+        ]
+        replies = await at_once(store, requests)
+        before = [reply.merged[HOT] if isinstance(reply, Reply) and reply.merged else reply for reply in replies]
+        assert isinstance(before[2], BoundBroken)
+        assert before[2].key == HOT
+        found = [(entry[0], codec.thaw(entry[1] or b"")) for n, entry in enumerate(before) if n != 2]  # type: ignore[index]
+        assert found == [(True, 10), (True, 6), (True, 2), (True, 9), (False, 5), (True, 5)]
+        assert len({transaction_of(reply) for n, reply in enumerate(replies) if n != 2}) == 1
+        assert await store.value(HOT) == 8
+        changes = await store.feed(start)
+        assert [await store.value(HOT, change.token) for change in changes] == [6, 2, 9, 5, 5, 8]
+        kept = [thawed(entry) for entry, _ in await store.backend.history(HOT)]
+        assert kept == [8, 5, 9, 2, 6, 10]
+        authors = [author.transaction for _, author in await store.backend.history(HOT) if author is not None]
+        assert authors[0] == requests[6].transaction
+        assert await store.value(key("r", 2)) is None
+
+    at_store(postgresql_url, schema, body)
+
+
+def test_a_refusal_refuses_one(postgresql_url: str, schema: str) -> None:
+    async def body(store: Subject) -> None:
+        stale = (await store.commit({key("s"): put(0)})).version
+        newer = await store.commit({key("s"): put(1)}, agent="rival")
+        done = await store.request({key("d"): put(0)})
+        await store.backend.commit(done)
+        fenced = new_transaction()
+        await store.backend.outcome(fenced, fence=True)
+        requests = [
+            await store.request({key("a"): put(1)}, reads={key("never"): ABSENT}),
+            await store.request({key("b"): put(1)}, reads={key("s"): stale, key("also"): ABSENT}),
+            await store.request({key("c"): put(1)}, guards={key("rules"): ABSENT}),
+            await store.request({key("e"): put(1)}, transaction=fenced),
+            done,
+            await store.request({key("f"): Delete()}, reads={key("f"): ABSENT}),
+        ]
+        answers = await at_once(store, requests)
+        assert [type(answer) for answer in answers] == [
+            Reply, CommitRefused, Reply, DuplicateTransaction, DuplicateTransaction, Reply,
+        ]  # fmt: skip
+        (clash,) = answers[1].clashes  # type: ignore[union-attr]
+        assert (clash.key, clash.kind, clash.current.version, clash.author.agent) == (
+            key("s"), "read", newer.version, "rival",
+        )  # fmt: skip
+        assert [answers[n].committed for n in (3, 4)] == [False, True]  # type: ignore[union-attr]
+        assert set(await store.listing()) == {key("s"), key("d"), key("a"), key("c")}
+
+    at_store(postgresql_url, schema, body)
+
+
+def test_a_deleted_key_that_is_expected_absent_is_recorded(postgresql_url: str, schema: str) -> None:
+    async def body(store: Subject) -> None:
+        await store.commit({key("a"): put(1), key("b"): put(1)})
+        gone = await store.commit({key("a"): Delete(), key("b"): Delete()})
+        start = await store.backend.snapshot()
+        requests = [
+            await store.request({key("x", n): put(n)}, reads={key("new", n): ABSENT, key(name): ABSENT})
+            for n, name in enumerate("ab")
+        ]
+        assert len({transaction_of(reply) for reply in await at_once(store, requests)}) == 1
+        assert [change.reads for change in await store.feed(start)] == [
+            {key("new", n): None, key(name): gone.version} for n, name in enumerate("ab")
+        ]
+
+    at_store(postgresql_url, schema, body)
+
+
+def test_a_snapshot_below_the_horizon_is_refused_alone(postgresql_url: str, schema: str) -> None:
+    async def body(store: Subject) -> None:
+        old = (await store.commit({key("a"): put(0)})).token
+        for number in range(5):
+            last = await store.commit({key("a"): put(number)})
+        await store.backend.compact(last.at + 1)
+        requests = [
+            await store.request({key("x"): put(0)}, snapshot=old),
+            await store.request({key("y"): put(0)}),
+        ]
+        answers = await at_once(store, requests)
+        assert [type(answer) for answer in answers] == [SnapshotTooOldError, Reply]
+
+    at_store(postgresql_url, schema, body)
+
+
+def test_a_commit_that_is_cancelled_in_the_queue_has_not_happened(postgresql_url: str, schema: str) -> None:
+    async def body(store: Subject) -> None:
+        await store.commit({HOT: put(0)})
+        snapshot = await store.backend.snapshot()
+        requests = [await store.request({HOT: put(n)}, snapshot=snapshot) for n in range(10)]  # one in each call
+        tasks = [asyncio.ensure_future(store.backend.commit(request)) for request in requests]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for task in tasks[5:]:
+            task.cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [isinstance(answer, asyncio.CancelledError) for answer in answers] == [n >= 5 for n in range(10)]
+        assert all(not getattr(answer, "__notes__", ()) for answer in answers[5:])
+        settled = [(await store.backend.outcome(request.transaction, fence=True))[0] for request in requests]
+        assert settled == [Settled.COMMITTED] * 5 + [Settled.FENCED] * 5
+
+    at_store(postgresql_url, schema, body)
+
+
+def _random_request(chance: random.Random, known: dict[bytes, Any]) -> dict[str, Any]:
+    """Reads what was last seen of some keys, and puts, deletes or merges some."""
+    names = [key("k", n) for n in range(6)]
+    writes: dict[bytes, Any] = {}
+    for name in chance.sample(names, chance.randint(1, 2)):
+        writes[name] = chance.choice([put(chance.randint(0, 9)), Delete(), put(0), add(chance.randint(-3, 5), floor=0)])
+    if chance.random() < 0.5:
+        writes[HOT] = add(chance.randint(-3, 3), floor=-2)
+    reads = {name: known.get(name, ABSENT) for name in chance.sample(names, chance.randint(0, 2))}
+    unseen = [name for name in names if name not in reads]
+    return {"writes": writes, "reads": reads, "guards": {unseen[0]: UNCHANGED} if chance.random() < 0.1 else {}}
+
+
+async def _attack(stores: list[Subject], seed: int) -> dict[int, Reply]:
+    """Random programs of several stores (each with connections and queues of its own) over the same few keys."""
+    acknowledged: dict[int, Reply] = {}
+
+    async def program(number: int) -> None:
+        chance = random.Random(seed * 1000 + number)
+        store = stores[number % len(stores)]
+        for _ in range(12):
+            reading = await store.backend.read([key("k", n) for n in range(6)])
+            known = {
+                key("k", n): entry.version
+                for n, entry in enumerate(reading.entries)
+                if entry is not None and entry.value is not None
+            }
+            request = await store.request(snapshot=reading.token, **_random_request(chance, known))
+            try:
+                acknowledged[request.transaction] = await store.backend.commit(request)
+            except (CommitRefused, BoundBroken):
+                pass
+
+    await asyncio.gather(*(program(number) for number in range(16)))
+    return acknowledged
+
+
+def _replayed(state: dict[bytes, bytes], change: Change) -> dict[bytes, bytes]:
+    """The state after a change, by the rules and not by the server."""
+    after = dict(state)
+    for name, write in change.writes.items():
+        if isinstance(write, Put):
+            after[name] = write.value
+        elif isinstance(write, Merge):
+            after[name] = merges.apply(after.get(name), write.operations)
+        else:
+            after.pop(name, None)
+    return after
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_mixture_is_what_its_commits_make_one_after_another(postgresql_url: str, schema: str, seed: int) -> None:
+    async def body(store: Subject) -> None:
+        other = PostgreSQLBackend(postgresql_url, schema=schema)
+        start = await store.backend.snapshot()
+        acknowledged = await _attack([store, Subject(other)], seed)
+        changes = await store.feed(start)
+        assert {change.transaction: change.version for change in changes} == {
+            transaction: reply.version for transaction, reply in acknowledged.items()
+        }
+        assert len({change.version[0] // ROOM for change in changes}) < len(changes), "nothing went together"
+        names = [*[key("k", n) for n in range(6)], HOT]
+        state: dict[bytes, bytes] = {}
+        versions: dict[bytes, Any] = {}
+        for place, change in enumerate(changes):
+            for name, found in change.reads.items():
+                assert found == versions.get(name), "a read does not say what lay there"
+            for name, merged in (acknowledged[change.transaction].merged or {}).items():
+                assert merged.before == state.get(name), "a merge was applied to something else"
+            before, state = state, _replayed(state, change)
+            versions |= {name: change.version for name in change.writes if state.get(name) != before.get(name)
+                         or isinstance(change.writes[name], Put)}  # fmt: skip
+            entries = (await store.backend.read(names, change.token)).entries
+            shown = {name: entry.value for name, entry in zip(names, entries, strict=True) if entry and entry.value}
+            assert shown == state, f"the snapshot behind change {place} shows something else"
+        assert [later.version for later in await store.feed(changes[len(changes) // 2].token)] == [
+            later.version for later in changes[len(changes) // 2 + 1 :]
+        ]
+        await other.close()
+
+    at_store(postgresql_url, schema, body)
+
+
+# -- positions, snapshots and cursors by themselves --------------------------------------------------------------------
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
+    """Transactions by how many commits each has (0: none), and in which order they become visible."""
+    sizes = draw(st.lists(st.integers(0, 3), min_size=1, max_size=6))
+    order = draw(st.permutations(range(len(sizes))))
+    return [[(10 + n) * ROOM + place for place in range(size)] for n, size in enumerate(sizes)], list(order)
+
+
+@given(histories(), st.data())
+@settings(max_examples=300, deadline=None)
+def test_cursors_contain_exactly_what_they_have_passed(
+    history: tuple[list[list[int]], list[int]], data: st.DataObject
+) -> None:
+    blocks, order = history
+
+    def seen(count: int) -> tuple[Snapshot, list[int]]:
+        visible = {block for n in order[:count] for block in blocks[n]}
+        running = [10 + n for n in order[count:]]
+        raw = Snapshot((10 + len(blocks)) * ROOM, tuple(sorted(map(tk.whole, running))))
+        return tk.clamped(raw, max(visible, default=None)), sorted(visible)
+
+    first, second = sorted((data.draw(st.integers(0, len(order))), data.draw(st.integers(0, len(order)))))
+    since, old = seen(first)
+    until, new = seen(second)
+    everything = [position for block in blocks for position in block]
+    assert [position for position in everything if since.shows(position)] == old
+    passed = set(old)
+    cursor = since
+    for position in [position for position in new if position not in passed]:
+        block = next(block for block in blocks if position in block)
+        rest = len(block) - 1 - block.index(position)
+        cursor = tk.advanced(cursor, until, position, rest)
+        passed.add(position)
+        assert {each for each in everything if cursor.shows(each)} == passed
+        assert tk.from_detail(cursor.stop, cursor.detail()) == cursor
+        assert all(cursor.shows(each) for each in range(10 * ROOM, cursor.lowest()) if each in everything)
+        assert tk.contains(cursor, since.stop, since.open)
+        assert tk.contains(until, cursor.stop, cursor.open)
+        assert tk.contains(since, cursor.stop, cursor.open) == (not passed - set(old))
+
+
+def test_a_group_takes_what_does_not_touch() -> None:
+    group = groups.Group()
+
+    def taken(writes: dict[bytes, Any], reads: dict[bytes, Any] | None = None) -> bool:
+        request = CommitRequest(new_transaction(), "a", "serializable", TOKEN, reads or {}, writes, {})
+        job = groups.job(request, locking=False)
+        assert job is not None
+        return group.takes(job)
+
+    assert taken({key("a"): put(1), HOT: add(1)}, {key("b"): ABSENT})
+    assert taken({HOT: add(2), key("c"): put(1)}, {key("b"): ABSENT})
+    assert not taken({key("a"): put(2)})
+    assert not taken({key("b"): put(2)})
+    assert not taken({key("x"): put(2)}, {key("a"): ABSENT})
+    assert not taken({key("x"): put(2)}, {HOT: ABSENT})
+    assert not taken({HOT: put(2)})
+    assert not taken({key("a"): add(2)})
+    assert taken({key("d"): add(2)})
+    assert not taken({key("d"): Delete()})
+    assert len(group.jobs) == 3
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"durable": False}, {"quiet": True}, {"fetch": (HOT,)}, {"reads": {HOT: UNCHANGED}},
+        {"alive": frozenset((HOT,))},
+        {"writes": {HOT: Merge((Operation("maximum", codec.freeze(1)),))}}, {"writes": {}},
+        {"writes": {HOT: add(1), key("b"): add(1)}},
+    ],
+)  # fmt: skip
+def test_what_goes_alone(more: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {"reads": {}, "writes": {HOT: put(1)}, "guards": {}} | more
+    request = CommitRequest(new_transaction(), "a", "serializable", TOKEN, **fields)
+    assert groups.job(request, locking=False) is None
