@@ -11,16 +11,18 @@ from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from interlock.errors import InterlockError
-from interlock.testing.histories.findings import Findings
+from interlock.testing.histories.findings import Finding, Findings
 from interlock.testing.histories.graph import MODELS
 from interlock.testing.histories.records import History, load
 from interlock.testing.histories.running import FAULTS, Settings, Verdict, run
+from interlock.testing.histories.simulated import Simulated, simulate_many
 from interlock.testing.histories.workloads import WORKLOADS
 
+_RANKS = tuple(MODELS)
 SHOWN = 5
 """How many violations are told in full."""
 
@@ -64,6 +66,77 @@ def run_command(
     raise typer.Exit(0 if verdict.passed else 1)
 
 
+class _Advancing:
+    """Moves a bar by one for each seed."""
+
+    def __init__(self, bar: Progress, task: TaskID) -> None:
+        self._bar, self._task = bar, task
+
+    def __call__(self, seed: int) -> None:
+        self._bar.advance(self._task)
+
+
+@app.command("simulate")
+def simulate_command(
+    workload: Annotated[str, typer.Option(help="One workload, or all.")] = "all",
+    mode: Annotated[str, typer.Option(help="The isolation mode.")] = "serializable",
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 100,
+    first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Run workloads over a memory store in virtual time, each seed another order of calls, with lost replies and
+    agents that die."""
+    known = [name for name, each in WORKLOADS.items() if _RANKS.index(mode) >= _RANKS.index(each.weakest)]
+    names = known if workload == "all" else [workload]
+    if workload not in ("all", *known):
+        complain = f"no workload {workload!r} that {mode!r} promises anything about; there are {', '.join(known)}"
+        Console(stderr=True).print(complain, style="red", markup=False)
+        raise typer.Exit(2)
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    results: dict[str, Simulated] = {}
+    wanted = range(first_seed, first_seed + seeds)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        for name in names:
+            task = bar.add_task(name, total=seeds)
+            results[name] = simulate_many(name, cast(Any, mode), wanted, on_progress=_Advancing(bar, task))
+    _tell_simulated(results, mode, as_json)
+    raise typer.Exit(1 if any(each.violations for each in results.values()) else 0)
+
+
+def _tell_simulated(results: dict[str, Simulated], mode: str, as_json: bool) -> None:
+    if as_json:
+        for name, each in results.items():
+            told = [{"seed": seed, **_told(found)} for seed, found in each.violations]
+            form = {
+                "workload": name, "mode": mode, "seeds": each.seeds, "steps": each.steps, "counts": each.counts,
+                "faults": each.faults, "violations": told,
+            }  # fmt: skip
+            typer.echo(json.dumps(form, ensure_ascii=False))
+        return
+    console = Console(highlight=False)
+    columns = (
+        "workload",
+        "seeds",
+        "steps",
+        "acknowledged",
+        "refused",
+        "unknown",
+        "lost replies",
+        "deaths",
+        "violations",
+    )
+    table = Table(*columns, title=mode)
+    for name, each in results.items():
+        counts, faults = each.counts, each.faults
+        numbers = (each.seeds, each.steps, counts["ok"], counts["fail"], counts["info"], faults["lost reply"],
+                   faults["death"], len(each.violations))  # fmt: skip
+        table.add_row(name, *map(str, numbers))
+    console.print(table)
+    for each in results.values():
+        for seed, found in each.violations[:SHOWN]:
+            console.print(f"seed {seed}: {found.explanation}", style="red", markup=False)
+
+
 @app.command()
 def check(
     history: Annotated[Path, typer.Argument(help="A merged history, or the folder of one.", exists=True)],
@@ -85,8 +158,12 @@ def check(
     raise typer.Exit(1 if findings.violations else 0)
 
 
+def _told(finding: Finding) -> dict[str, str]:
+    return {"name": finding.name, "explanation": finding.explanation}
+
+
 def _form(findings: Findings) -> dict[str, Any]:
-    return {"violations": [{"name": each.name, "explanation": each.explanation} for each in findings.violations]}
+    return {"violations": [_told(each) for each in findings.violations]}
 
 
 def _tell_findings(findings: Findings, history: History) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -86,16 +86,14 @@ def ending_of(error: BaseException) -> Ending:
     return "fail" if isinstance(error, InterlockError) and not error.maybe_committed else "info"
 
 
-class Recorder:
-    """Writes what the threads of one process do. ``stride`` keeps the numbers of all threads of all processes apart:
-    a thread whose operation ended as info takes its number plus ``stride``.
+class Recording:
+    """Notes what the threads of one process do. ``stride`` keeps the numbers of all threads of all processes apart: a
+    thread whose operation ended as info takes its number plus ``stride``. ``clock`` gives nanoseconds."""
 
-    ``directory`` gets one file; ``name`` is the file's stem."""
-
-    def __init__(self, directory: Path, name: str, stride: int) -> None:
-        self._file = os.open(directory / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    def __init__(self, stride: int, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self.lines: list[Line] = []
         self._stride = stride
-        self._encoder = msgspec.json.Encoder()
+        self._clock = clock
         self._mutex = threading.Lock()
         self._index = 0
 
@@ -112,9 +110,24 @@ class Recorder:
 
     def _write(self, type_: Any, process: int, steps: Sequence[Step], error: str | None, f: str) -> None:
         with self._mutex:  # the index has to grow along the file
-            line = Line(self._index, time.monotonic_ns(), type_, process, f, list(steps), error)
+            copied = [list(step) for step in steps]
+            self._put(Line(self._index, self._clock(), type_, process, f, copied, error))
             self._index += 1
-            os.write(self._file, self._encoder.encode(line) + b"\n")
+
+    def _put(self, line: Line) -> None:
+        self.lines.append(line)
+
+
+class Recorder(Recording):
+    """Writes to a file of its own in ``directory``; ``name`` is the file's stem."""
+
+    def __init__(self, directory: Path, name: str, stride: int) -> None:
+        super().__init__(stride)
+        self._file = os.open(directory / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._encoder = msgspec.json.Encoder()
+
+    def _put(self, line: Line) -> None:
+        os.write(self._file, self._encoder.encode(line) + b"\n")
 
     def close(self) -> None:
         """Close the file."""

@@ -10,6 +10,7 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import msgspec
 import interlock.sync
 from interlock.core.isolation import Isolation
 from interlock.errors import UsageError
-from interlock.testing.histories.records import Recorder, ending_of
+from interlock.testing.histories.records import Recorder, Recording, ending_of
 from interlock.testing.histories.workloads import WORKLOADS, Agent, Workload
 
 
@@ -50,12 +51,15 @@ def work(part: Part) -> None:
             resource = store.resource(part.resource)
             blind = part.mode != "snapshot"
 
+            def think(randomness: random.Random) -> None:
+                time.sleep(randomness.uniform(0, part.think_seconds))
+
             def thread(number: int) -> None:
                 place = number % part.stride
                 agent = Agent(number, place, part.stride, random.Random(f"{part.seed} {number}"), blind)
                 try:
                     while time.monotonic() < part.until and not failures:
-                        make_one(workload, agent, resource, part, recorder)
+                        make_one(workload, agent, resource, part.mode, recorder, think)
                 except BaseException as error:
                     failures.append(error)
 
@@ -73,33 +77,35 @@ def work(part: Part) -> None:
 class Paced:
     """A session whose agent thinks: before some of its reads, and before it commits."""
 
-    def __init__(self, session: Any, randomness: random.Random, think_seconds: float) -> None:
+    def __init__(self, session: Any, randomness: random.Random, think: Callable[[random.Random], None]) -> None:
         self._session = session
         self._random = randomness
-        self._think_seconds = think_seconds
-
-    def pause(self) -> None:
-        """Think."""
-        if self._think_seconds:
-            time.sleep(self._random.uniform(0, self._think_seconds))
+        self._think = think
 
     def __getattr__(self, name: str) -> Any:
         if name in ("read", "scan") and self._random.random() < 0.3:
-            self.pause()
+            self._think(self._random)
         return getattr(self._session, name)
 
 
-def make_one(workload: Workload, agent: Agent, resource: Any, part: Part, recorder: Recorder) -> None:
+def make_one(
+    workload: Workload,
+    agent: Agent,
+    resource: Any,
+    mode: Isolation,
+    recorder: Recording,
+    think: Callable[[random.Random], None],
+) -> None:
     """One transaction: announce it, carry it out, note how it ended."""
     plan = workload.plan(agent)
     announced = [["append", *step[1:]] if step[0] == "push" else list(step) for step in plan.steps]
     recorder.begin(agent.number, announced)
     steps = plan.steps
     try:
-        with resource.session(isolation=part.mode) as session:
-            paced: Any = Paced(session, agent.random, part.think_seconds)
+        with resource.session(isolation=mode) as session:
+            paced: Any = Paced(session, agent.random, think)
             plan.carry(paced, steps)
-            paced.pause()
+            think(agent.random)
     except UsageError:
         raise
     except Exception as error:

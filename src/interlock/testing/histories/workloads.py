@@ -36,6 +36,7 @@ class Agent:
     agents: int
     random: random.Random
     blind: bool = True
+    now: Callable[[], float] = time.monotonic
     made: int = 0
     memory: dict[str, Any] = field(default_factory=dict)
 
@@ -147,7 +148,7 @@ def _plan_predicates(agent: Agent) -> Plan:
     """Scan one of two groups, then insert a key of one's own into the other, or write one there, each once.
 
     The groups are new ones every tenth of a second, so that scans stay short."""
-    epoch = int(time.monotonic() * 10)
+    epoch = int(agent.now() * 10)
     if agent.memory.get("epoch") != epoch:
         agent.memory["epoch"], agent.memory["owned"] = epoch, []
     owned: list[str] = agent.memory["owned"]
@@ -176,24 +177,28 @@ def _open_accounts(session: Session, steps: list[Step]) -> None:
 
 
 def _plan_bank(agent: Agent, *, deletes: bool = False) -> Plan:
+    """Read all accounts, or transfer from the fuller one of two; with ``deletes`` an account at zero is removed."""
     if agent.random.random() < 0.4:
         return Plan([["r", account, None] for account in states.ACCOUNTS], follow)
-    source, target = agent.random.sample(states.ACCOUNTS, 2)
-    amount = agent.random.randint(1, 5)
+    pair = agent.random.sample(states.ACCOUNTS, 2)
+    most = agent.random.randint(1, 5)
+    empties = deletes and agent.random.random() < 0.3
 
     def carry(session: Session, done: list[Step]) -> None:
-        held, other = session.read(source, 0), session.read(target, 0)
-        done[:] = [["r", source, held], ["r", target, other]]
-        if held < amount:
+        held = {account: session.read(account, 0) for account in pair}
+        done[:] = [["r", account, value] for account, value in held.items()]
+        source, target = pair if held[pair[0]] >= held[pair[1]] else pair[::-1]
+        amount = held[source] if empties else most
+        if not 0 < amount <= held[source]:
             return
-        if deletes and held == amount:
+        if deletes and held[source] == amount:
             session.delete(source)
         else:
-            session.write(source, held - amount)
-        session.write(target, other + amount)
-        done += [["w", source, held - amount], ["w", target, other + amount]]
+            session.write(source, held[source] - amount)
+        session.write(target, held[target] + amount)
+        done += [["w", source, held[source] - amount], ["w", target, held[target] + amount]]
 
-    return Plan([["r", source, None], ["r", target, None]], carry)
+    return Plan([["r", account, None] for account in pair], carry)
 
 
 def _plan_bank_deletes(agent: Agent) -> Plan:
@@ -228,7 +233,7 @@ def _plan_doctors(agent: Agent) -> Plan:
 
 def _plan_slots(agent: Agent) -> Plan:
     """Book part of a day if nothing there overlaps it; there are new days ten times a second."""
-    day = f"day{int(time.monotonic() * 10)}"
+    day = f"day{int(agent.now() * 10)}"
     start = agent.random.randrange(0, 1000)
     stop = start + agent.random.randint(5, 15)
 
@@ -296,7 +301,7 @@ def _plan_opacity(agent: Agent) -> Plan:
 
 def _plan_claims(agent: Agent) -> Plan:
     """Take the first free task of a few; there are new ones a hundred times a second."""
-    tasks = [f"task{int(time.monotonic() * 100)}-{number}" for number in range(4)]
+    tasks = [f"task{int(agent.now() * 100)}-{number}" for number in range(4)]
     name = f"agent-{agent.number}"
 
     def carry(session: Session, done: list[Step]) -> None:
