@@ -1,7 +1,8 @@
 """The cells of the SQLite backend: tasks of one event loop, or threads, on one new file, with ``synchronous=FULL``.
 
 Compared by commits per second with a hand-written writer thread that commits in groups, once with the least rows that
-are safe and once with the rows that the library writes. Every transaction has an idempotency key, in every cell.
+are safe and once with the rows that the library writes. In the floors every transaction has an idempotency key. The
+library is measured with one and without; the README says which cell compares with which floor.
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ from interlock.stepping import step
 LEAST: Final = "floor: least rows"
 SAME: Final = "floor: same rows"
 INLINE: Final = "floor: no thread"
+PORT: Final = "port level"
+PORT_KEYED: Final = "port level, with key"
+RUN: Final = "async run"
+RUN_KEYED: Final = "async run, with key"
+RUN_NOW: Final = "sync run"
+RUN_NOW_KEYED: Final = "sync run, with key"
 TASKS: Final = (1, 8, 32)
 THREADS: Final = (1, 8)
 TARGETS: Final = (Target(LEAST, 0.6), Target(SAME, 0.8))
@@ -58,19 +65,23 @@ def cells(tasks: tuple[int, ...] = TASKS, threads: tuple[int, ...] = THREADS) ->
         found += [
             Cell(group, LEAST, _floor(LeastRows, count), floor=True),
             Cell(group, SAME, _floor(SameRows, count), floor=True),
-            Cell(group, "port level", _port(count)),
-            Cell(group, "async run", _library(count), targets=TARGETS),
+            Cell(group, PORT, _port(count, keyed=False)),
+            Cell(group, PORT_KEYED, _port(count, keyed=True)),
+            Cell(group, RUN, _library(count, keyed=False), targets=TARGETS),
+            Cell(group, RUN_KEYED, _library(count, keyed=True), targets=TARGETS),
         ]
     for count in threads:
         group = group_of(count, "thread")
         found += [
             Cell(group, LEAST, _floor_now(LeastRows, count), floor=True),
             Cell(group, SAME, _floor_now(SameRows, count), floor=True),
-            Cell(group, "port level", _port_now(count)),
-            Cell(group, "sync run", _library_now(count), targets=TARGETS),
+            Cell(group, PORT, _port_now(count, keyed=False)),
+            Cell(group, PORT_KEYED, _port_now(count, keyed=True)),
+            Cell(group, RUN_NOW, _library_now(count, keyed=False), targets=TARGETS),
+            Cell(group, RUN_NOW_KEYED, _library_now(count, keyed=True), targets=TARGETS),
         ]
         if count == 1:
-            found.insert(-2, Cell(group, INLINE, _floor_inline, floor=True))
+            found.insert(-4, Cell(group, INLINE, _floor_inline, floor=True))
     return found
 
 
@@ -236,7 +247,7 @@ async def fill(stock: interlock.SharedResource[Any], keys: list[str]) -> None:
                 await session.write(key, VALUE)
 
 
-def _library(tasks: int) -> Measure:
+def _library(tasks: int, *, keyed: bool) -> Measure:
     def measure(seconds: float, directory: Path) -> Sample:
         async def work() -> Sample:
             async with interlock.open(url_of(directory), agent=AGENT) as store:
@@ -246,14 +257,17 @@ def _library(tasks: int) -> Measure:
                 def call(key: str, idempotency_key: str) -> Awaitable[object]:
                     return stock.run(rewrite, key, idempotency_key=idempotency_key)
 
-                return await drive(call, tasks, seconds)
+                def call_unkeyed(key: str, _: str) -> Awaitable[object]:
+                    return stock.run(rewrite, key)
+
+                return await drive(call if keyed else call_unkeyed, tasks, seconds)
 
         return asyncio.run(work())
 
     return measure
 
 
-def _library_now(threads: int) -> Measure:
+def _library_now(threads: int, *, keyed: bool) -> Measure:
     def measure(seconds: float, directory: Path) -> Sample:
         with interlock.sync.open(url_of(directory), agent=AGENT) as store:
             stock = store.resource(RESOURCE)
@@ -266,19 +280,26 @@ def _library_now(threads: int) -> Measure:
             def call(key: str, idempotency_key: str) -> object:
                 return stock.run(rewrite_now, key, idempotency_key=idempotency_key)
 
-            return drive_threads([call] * threads, seconds)
+            def call_unkeyed(key: str, _: str) -> object:
+                return stock.run(rewrite_now, key)
+
+            return drive_threads([call if keyed else call_unkeyed] * threads, seconds)
 
     return measure
 
 
-def _port(tasks: int) -> Measure:
+def _port(tasks: int, *, keyed: bool) -> Measure:
     def measure(seconds: float, directory: Path) -> Sample:
         async def work() -> Sample:
             backend = for_async(backend_for(url_of(directory), {}))
             try:
                 caller = PortCaller(backend)
                 await caller.fill(all_keys(tasks))
-                return await drive(caller.read_modify_write, tasks, seconds)
+
+                def call(key: str, idempotency_key: str) -> Awaitable[object]:
+                    return caller.read_modify_write(key, idempotency_key if keyed else None)
+
+                return await drive(call, tasks, seconds)
             finally:
                 await backend.close()
 
@@ -287,7 +308,7 @@ def _port(tasks: int) -> Measure:
     return measure
 
 
-def _port_now(threads: int) -> Measure:
+def _port_now(threads: int, *, keyed: bool) -> Measure:
     def measure(seconds: float, directory: Path) -> Sample:
         backend = for_sync(backend_for(url_of(directory), {}))
         try:
@@ -295,7 +316,7 @@ def _port_now(threads: int) -> Measure:
             step(caller.fill(all_keys(threads)))
 
             def call(key: str, idempotency_key: str) -> object:
-                return step(caller.read_modify_write(key, idempotency_key))
+                return step(caller.read_modify_write(key, idempotency_key if keyed else None))
 
             return drive_threads([call] * threads, seconds)
         finally:

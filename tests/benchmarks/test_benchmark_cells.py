@@ -52,8 +52,11 @@ def test_memory_cells(tmp_path: Path) -> None:
 
 def test_sqlite_cells(tmp_path: Path) -> None:
     found = measured(sqlite.cells(TASKS, THREADS), tmp_path)
-    assert [figures.group for figures in found if "run" in figures.name] == [
-        sqlite.group_of(count, what) for what, counts in (("task", TASKS), ("thread", THREADS)) for count in counts
+    assert [(figures.group, "key" in figures.name) for figures in found if "run" in figures.name] == [
+        (sqlite.group_of(count, what), keyed)
+        for what, counts in (("task", TASKS), ("thread", THREADS))
+        for count in counts
+        for keyed in (False, True)
     ]
 
 

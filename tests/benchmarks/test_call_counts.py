@@ -247,24 +247,34 @@ def sqlite_work(
 
 
 def test_sqlite_read_modify_write(tmp_path: Path, statements: list[str]) -> None:
+    """Whatever this process has written is read from memory; the writer asks whether anybody else has written."""
     found = sqlite_work(tmp_path / "s.db", statements, lambda stock: stock.run(increase, "apples"))
-    assert found == {"SELECT": 2, "BEGIN IMMEDIATE": 1, "INSERT": 2, "COMMIT": 1}
+    assert found == {"PRAGMA": 1, "BEGIN IMMEDIATE": 1, "INSERT": 2, "COMMIT": 1}
 
 
 def test_sqlite_read_modify_write_with_an_idempotency_key(tmp_path: Path, statements: list[str]) -> None:
-    """Two reads of the caller; one look-up, the changed rows, the feed row of the writer."""
+    """The caller's look for the record; the writer's question whether anybody else has written, its own look for it,
+    the changed rows, the feed row."""
     found = sqlite_work(
         tmp_path / "s.db", statements, lambda stock: stock.run(increase, "apples", idempotency_key="one")
     )
-    assert found == {"SELECT": 3, "BEGIN IMMEDIATE": 1, "INSERT": 2, "COMMIT": 1}
+    assert found == {"SELECT": 2, "PRAGMA": 1, "BEGIN IMMEDIATE": 1, "INSERT": 2, "COMMIT": 1}
 
 
 def test_sqlite_read_only_takes_no_lock(tmp_path: Path, statements: list[str]) -> None:
     async def work(stock: interlock.SharedResource[Any]) -> None:
         async with stock.session() as session:
-            await session.read("apples")
+            await session.read("pears")
 
     assert sqlite_work(tmp_path / "s.db", statements, work) == {"SELECT": 1}
+
+
+def test_sqlite_read_of_what_this_process_has_written(tmp_path: Path, statements: list[str]) -> None:
+    async def work(stock: interlock.SharedResource[Any]) -> None:
+        async with stock.session() as session:
+            await session.read("apples")
+
+    assert sqlite_work(tmp_path / "s.db", statements, work) == {}
 
 
 def test_sqlite_check_writes_nothing(tmp_path: Path, statements: list[str]) -> None:
@@ -273,7 +283,7 @@ def test_sqlite_check_writes_nothing(tmp_path: Path, statements: list[str]) -> N
             await session.read("apples")
             await session.check()
 
-    assert sqlite_work(tmp_path / "s.db", statements, work) == {"SELECT": 2, "BEGIN": 1, "ROLLBACK": 1}
+    assert sqlite_work(tmp_path / "s.db", statements, work) == {"SELECT": 1, "BEGIN": 1, "ROLLBACK": 1}
 
 
 def test_sqlite_concurrent_transactions_share_one_commit(tmp_path: Path, statements: list[str]) -> None:
@@ -299,4 +309,4 @@ def test_sqlite_concurrent_transactions_share_one_commit(tmp_path: Path, stateme
             os.close(other)
 
     found = sqlite_work(path, statements, work)
-    assert found == {"SELECT": 2 * count + 1, "BEGIN IMMEDIATE": 1, "INSERT": 2, "COMMIT": 1}
+    assert found == {"SELECT": 2 * count + 1, "PRAGMA": 1, "BEGIN IMMEDIATE": 1, "INSERT": 2, "COMMIT": 1}

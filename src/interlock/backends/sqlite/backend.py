@@ -1,7 +1,8 @@
 """The SQLite backend as a port: one leaf for callers that suspend and one for callers that block, over the same
 engine.
 
-A leaf is an engine and a runtime. Reads run inline on the caller's thread (some microseconds); a commit is handed
+A leaf is an engine and a runtime. Reads run inline on the caller's thread (some microseconds), and what this process
+has written last is read from its memory (see `interlock.backends.sqlite.newest`); a commit is handed
 to the writer's thread and waited for as the runtime waits. The file is opened at first use, by the writer, so that
 constructing a backend does no IO and opening never blocks an event loop.
 """
@@ -90,7 +91,7 @@ class SQLiteBackend:
             reader = self._engine.local.reader
         except AttributeError:
             reader = await self._engine.admit(self._runtime)
-        return reader.head()
+        return self._engine.newest.token() or reader.head()
 
     async def read(self, keys: Sequence[Key], at: Token | None = None) -> Reading:
         """Entries of several keys as of a snapshot, or the newest."""
@@ -98,7 +99,7 @@ class SQLiteBackend:
             reader = self._engine.local.reader
         except AttributeError:
             reader = await self._engine.admit(self._runtime)
-        return reader.read(keys, at)
+        return self._engine.newest.read(keys, at) or reader.read(keys, at)
 
     async def scan(self, span: Span, at: Token | None = None, *, limit: int = 1000, reverse: bool = False) -> Page:
         """Live, listed entries of a range in key order."""

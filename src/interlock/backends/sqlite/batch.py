@@ -16,7 +16,8 @@ from typing import Any
 from interlock.backends.sqlite import change as changes
 from interlock.backends.sqlite import record as records
 from interlock.backends.sqlite.connection import Connection
-from interlock.backends.sqlite.statements import LISTED, UNLISTED, NewFeedRow, Row, put_current, put_feed
+from interlock.backends.sqlite.newest import Newest
+from interlock.backends.sqlite.statements import LISTED, UNLISTED, NewFeedRow, Row, find, put_current, put_feed
 from interlock.backends.sqlite.validation import Known, State, author_of
 from interlock.errors import SnapshotTooOldError
 from interlock.model import (
@@ -44,8 +45,10 @@ class Batch(State):
         now: float,
         known: Known,
         new_id: Callable[[float], bytes],
+        newest: Newest,
     ) -> None:
         super().__init__(connection, store, now, known)
+        self.newest = newest
         self.new_id = new_id
         self.changed: dict[Key, Row] = {}
         self.feed: list[NewFeedRow] = []
@@ -62,9 +65,25 @@ class Batch(State):
         """The position of the newest commit, those of this batch included."""
         return self.head + len(self.feed)
 
+    @property
+    def end(self) -> tuple[int, bytes]:
+        """The newest position and its id, the commits of this batch included."""
+        if self.feed:
+            position, identity = self.feed[-1][:2]
+            return position, identity
+        return self.head, self.head_id
+
     def look(self, keys: Sequence[Key]) -> None:
-        """As `State.look`, and what compaction has forgotten, if it has come further."""
-        super().look(keys)
+        """As `State.look`, and what compaction has forgotten, if it has come further. What is known of the newest state
+        is not asked again."""
+        ends = self.newest.ends
+        if ends is None:
+            super().look(keys)
+        else:
+            self.head, self.head_id, self.horizon = ends
+            missing = self.newest.look(keys, self.rows)
+            if missing:
+                find(self.connection, missing, self.rows, with_feed=False)
         known = self.known
         if known.horizon != self.horizon:
             facts = dict(

@@ -39,6 +39,7 @@ _BATCH_BYTES: Final = 1 << 20
 def compact(batch: Batch, before: float, limit: int) -> int:
     """See `Backend.compact`."""
     batch.compacted = True
+    batch.newest.forget()
     harvested = _harvest(batch, 4 * limit)
     return _expire(batch, limit) + _drop(batch, before, limit, harvested)
 

@@ -9,7 +9,8 @@ all. Positions are given out in that order, one for each commit, so position ord
 key grow, and the feed cannot have gaps that are filled later.
 
 A commit is answered after COMMIT returned, and a read begins after it was called: SQLite lets every read that
-begins after a COMMIT see it, on every connection. A snapshot is a position and the id of the row there. What it
+begins after a COMMIT see it, on every connection; and what `interlock.backends.sqlite.newest` answers without SQLite
+is the newest state too. A snapshot is a position and the id of the row there. What it
 shows never changes (see `interlock.backends.sqlite.reading`), and it is refused once that row is gone: compaction
 removes rows only from the old end and never the last one, a lost tail or a restored file has another id there.
 Spans are checked before the lock is taken, up to a position; inside the batch only what came after that position is
@@ -41,6 +42,7 @@ from typing import Any, Final
 from interlock.backends.sqlite import locking
 from interlock.backends.sqlite.connection import CLOSED
 from interlock.backends.sqlite.jobs import CommitJob, Job, StopJob
+from interlock.backends.sqlite.newest import Newest
 from interlock.backends.sqlite.reading import Reader
 from interlock.backends.sqlite.waiting import News
 from interlock.backends.sqlite.writer import Opened, Options, Writer
@@ -78,6 +80,7 @@ class Engine:
     def _reset(self) -> None:
         self.opened: Opened | None = None
         self.news = News(self._new_reader)
+        self.newest = Newest()
         self._lock = threading.Lock()
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
         self._writer: Writer | None = None
@@ -120,7 +123,9 @@ class Engine:
         with self._lock:
             self.check()
             if self._writer is None:
-                self._writer = Writer(self.path, self.options, self.random_bits, self._set_opened, self.news.tell)
+                self._writer = Writer(
+                    self.path, self.options, self.random_bits, self.newest, self._set_opened, self.news.tell
+                )
             return self._writer
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
@@ -205,6 +210,7 @@ class Engine:
                 reader.connection.close()
         else:
             self.refusal = self.refusal or _FORKED
+        self.newest.close()
         self._leaked += [readers, writer, self.news]
         vars(self.local).clear()
         self._reset()

@@ -10,18 +10,26 @@ parent's death. So a child closes its copy of the descriptor at once, by number,
 that was closed is forgotten, because its number may soon be somebody else's. `descriptors` is held while one is
 opened or closed, and by whoever forks, so that no child is born in between.
 
-The file's first 8 bytes say up to which position the last checkpoint came (see `interlock.backends.sqlite.writer`).
+The file holds three numbers of 8 bytes: up to which position the last checkpoint came (see
+`interlock.backends.sqlite.log`); how many writers have opened it, which gives each a number of its own; and the number
+of the writer that committed last (see `interlock.backends.sqlite.newest`).
 """
 
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import threading
+from typing import Final
 
 from interlock.errors import BackendUnavailableError
 
 descriptors = threading.Lock()
+
+COMMITTER: Final = slice(16, 24)
+"""Where the number of the last writer lies."""
+_SIZE: Final = 24
 
 
 class QueueLock:
@@ -73,6 +81,30 @@ class QueueLock:
     def note_checkpoint(self, position: int) -> None:
         """Tell the other processes of a checkpoint. Only under the lock."""
         os.pwrite(self._descriptor, position.to_bytes(8, "big"), 0)
+
+    def enlist(self) -> tuple[bytes, mmap.mmap | bytes]:
+        """A number that no other writer of this file has, and a view of the file that shows what others write to it;
+        an empty one where that cannot be had. Only under the lock."""
+        try:
+            numbers = os.pread(self._descriptor, _SIZE, 0).ljust(_SIZE, b"\0")
+            number = (int.from_bytes(numbers[8:16], "big") + 1).to_bytes(8, "big")
+            os.pwrite(self._descriptor, numbers[:8] + number + numbers[COMMITTER], 0)
+            with descriptors:
+                # Not the descriptor of the lock: the view keeps a copy, and a copy would keep the lock.
+                descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    return number, mmap.mmap(descriptor, _SIZE, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+                finally:
+                    os.close(descriptor)
+        except (OSError, ValueError):
+            return bytes(8), b""
+
+    def note_committer(self, number: bytes) -> None:
+        """Tell the others who commits now. Only under the lock. Raises `BackendUnavailableError`."""
+        try:
+            os.pwrite(self._descriptor, number, COMMITTER.start)
+        except OSError as error:
+            raise BackendUnavailableError(f"cannot write to {self.path}: {error.strerror}") from None
 
     def close(self) -> None:
         """Close the file and forget its number."""

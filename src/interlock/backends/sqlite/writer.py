@@ -32,12 +32,13 @@ from interlock.backends.sqlite.connection import CLOSED, FULL, Connection, code_
 from interlock.backends.sqlite.jobs import Job, StopJob
 from interlock.backends.sqlite.locking import QueueLock
 from interlock.backends.sqlite.log import Log
+from interlock.backends.sqlite.newest import Newest
 from interlock.backends.sqlite.schema import prepare, since_boot
 from interlock.backends.sqlite.turns import Turns
 from interlock.backends.sqlite.validation import Known
 from interlock.backends.sqlite.watching import Watchdog
 from interlock.errors import BackendUnavailableError, InterlockError, UsageError
-from interlock.model import BoundBroken, CommitRefused, DuplicateTransaction, Key, MergeRefused
+from interlock.model import BoundBroken, CommitRefused, DuplicateTransaction, Key, MergeRefused, Token
 from interlock.runtime import wake_all
 
 _BATCH: Final = 128
@@ -77,6 +78,7 @@ class Writer:
         path: str,
         options: Options,
         random_bits: Callable[[int], int],
+        newest: Newest,
         on_open: Callable[[Opened], None],
         on_commit: Callable[[int], None],
     ) -> None:
@@ -87,6 +89,7 @@ class Writer:
         self.lock = QueueLock(path + "-queue")
         self._options = options
         self._random_bits = random_bits
+        self._newest = newest
         self._on_open = on_open
         self._on_commit = on_commit
         self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -95,6 +98,8 @@ class Writer:
         self._synchronous = options.synchronous
         self._known = Known()
         self._log = Log()
+        self._decided: tuple[Batch, set[Key]] | None = None
+        """The last batch, with the keys that it looked at, as long as nothing was noted of it."""
         self._conflict = False
         """Whether the batch has refused anybody for a conflict."""
         self._stops: list[Job] = []
@@ -143,6 +148,7 @@ class Writer:
         if self._stops:
             self._stopped = True
             self.lock.close()
+            self._newest.close()
             self._answer([(job, None) for job in self._stops])
 
     def _end_turn(self, kept: bool) -> None:
@@ -204,8 +210,10 @@ class Writer:
 
     def _answer(self, answers: Answers) -> None:
         """The last thing that is done for a batch: from here on the callers compete for the interpreter."""
+        self._show()
         self._on_commit(self._log.position)
         _wake(answers)
+        self._advance()
 
     # -- a batch -------------------------------------------------------------------------------------------------------
     def _batch(self, jobs: list[Job], answers: Answers) -> None:
@@ -239,7 +247,9 @@ class Writer:
             connection.execute("BEGIN IMMEDIATE")
 
     def _decide(self, connection: Connection, jobs: list[Job], answers: Answers) -> None:
-        batch = Batch(connection, self._opened.store, self._opened.now(), self._known, self._new_id)
+        newest = self._newest
+        newest.check(connection)
+        batch = Batch(connection, self._opened.store, self._opened.now(), self._known, self._new_id, newest)
         wanted: set[Key] = set()
         for job in jobs:
             job.collect(wanted)
@@ -253,6 +263,7 @@ class Writer:
                 results.append((job, refusal.with_traceback(None)))
         if batch.feed or batch.compacted:
             batch.flush()
+            newest.hide(self.lock)
             begun = time.perf_counter()
             try:
                 connection.execute("COMMIT")
@@ -260,19 +271,35 @@ class Writer:
                 self._decide_anew(error, batch, results, answers)
                 return
             self._turns.note(len(jobs), time.perf_counter() - begun)
-        self._advance(batch)
+        self._log.note(batch)
+        self._decided = batch, wanted
         answers += results
 
-    def _advance(self, batch: Batch) -> None:
-        """Note what is known after a batch."""
+    def _show(self) -> None:
+        """Let readers see what a batch has decided, before its callers are woken, who will ask for it."""
+        if self._decided is None or self._decided[0].compacted:
+            return
+        batch, wanted = self._decided
+        position, identity = batch.end
+        try:
+            token = Token(batch.store, 1, position, identity)
+            self._newest.show(wanted, batch.rows, token, (position, identity, batch.horizon))
+        except Exception:  # without memory they have to be answered all the same
+            self._newest.forget()
+
+    def _advance(self) -> None:
+        """Note what else is known after a batch: after its callers were woken, for that takes a while."""
+        if self._decided is None:
+            return
+        (batch, _), self._decided = self._decided, None
         ids = self._known.ids
         if len(ids) > _IDS_KNOWN:
             ids.clear()
         ids[batch.head] = batch.head_id
         if batch.feed:
-            ids[batch.position] = batch.feed[-1][1]
+            position, identity = batch.end
+            ids[position] = identity
             self._known.outcomes.add(batch.feed)
-        self._log.note(batch)
 
     def _new_id(self, now: float) -> bytes:
         """An id that is nobody's transaction: ordered by time like the others, so that it goes to the end of the
@@ -291,6 +318,7 @@ class Writer:
     def _decide_anew(self, error: sqlite3.Error, batch: Batch, results: Answers, answers: Answers) -> None:
         """COMMIT has raised."""
         self._known = Known()
+        self._newest.forget()
         self._roll_back()
         if code_of(error) in (FULL, _BUSY):
             answers += [(job, failure(error, self.path)) for job, _ in results]
@@ -334,6 +362,7 @@ class Writer:
         self._synchronous = self._options.synchronous
         self._opened = Opened(int.from_bytes(facts["store"], "big"), float(facts["base"]))
         self.connection = connection
+        self._newest.open(self.lock, self._opened.now)
         self._on_open(self._opened)
         return connection
 
