@@ -17,7 +17,7 @@ from cases.cancelling import at_every_suspension, cancelled_at
 from cases.faults import Hooked, Pausing
 from cases.support import PATIENCE_SECONDS, World, awaited, everywhere, in_worlds, increment, put, rows
 from cases.workers import Worker
-from interlock import Outcome, SQLiteBackend, UsageError
+from interlock import Outcome, Saga, SagaClosedError, SQLiteBackend, Step, UsageError
 
 
 async def transfer(session: Any, number: int) -> int:
@@ -346,3 +346,102 @@ async def test_R098_a_task_group_cancels_the_siblings_and_nothing_lands(world: W
     assert caught.group_contains(LookupError)
     await stock.run(put, "next", 1)
     assert await rows(stock.scan()) == [("next", 1)]
+
+
+def test_R095_cancelled_again_and_again_during_the_undo() -> None:
+    async def main() -> None:
+        effects, undoing = ["a", "b"], asyncio.Event()
+
+        async def undo(result: str) -> None:
+            undoing.set()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            effects.remove(result)
+
+        async def body() -> None:
+            async with Saga() as saga:
+                for name in ("a", "b"):
+                    await saga.step(str, name, undo=undo)
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(body())
+        await asyncio.sleep(0)
+        task.cancel("first")
+        await undoing.wait()
+        for number in range(3):
+            task.cancel(f"again {number}")
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError, match="first"):
+            await task
+        assert effects == []
+        assert task.cancelling() == 4
+
+    asyncio.run(main())
+
+
+def test_R095_a_cancellation_that_comes_during_the_undo_is_not_lost() -> None:
+    async def main() -> None:
+        effects, undoing = ["a"], asyncio.Event()
+
+        async def undo(result: str) -> None:
+            undoing.set()
+            await asyncio.sleep(0)
+            effects.remove(result)
+
+        async def body() -> None:
+            async with Saga() as saga:
+                await saga.step(str, "a", undo=undo)
+                raise LookupError
+
+        task = asyncio.create_task(body())
+        await undoing.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await task
+        assert isinstance(caught.value.__cause__, LookupError)
+        assert effects == []
+
+    asyncio.run(main())
+
+
+def test_R098_a_step_that_begins_when_its_saga_is_undone_is_refused() -> None:
+    async def main() -> None:
+        effects: list[str] = []
+        started, undone = asyncio.Event(), asyncio.Event()
+
+        async def act(name: str) -> str:
+            effects.append(name)
+            return name
+
+        async def straggler() -> str:
+            started.set()
+            await asyncio.sleep(0)
+            return await act("straggler")
+
+        async def late(saga: Any) -> None:
+            await undone.wait()
+            await saga.step(act, "late", undo=effects.remove)
+
+        with pytest.raises(LookupError):
+            async with Saga() as saga:
+                running = asyncio.create_task(saga.step(straggler, undo=effects.remove))
+                orphan = asyncio.create_task(late(saga))
+                await started.wait()
+                raise LookupError
+        undone.set()
+        assert await running == "straggler"  # it was awaited, and then undone
+        with pytest.raises(SagaClosedError):
+            await orphan
+        assert effects == []
+
+        async def fails() -> None:
+            await started.wait()
+            raise LookupError
+
+        started.clear()
+        with pytest.raises(LookupError):
+            async with Saga() as saga:
+                await saga.parallel(Step(straggler, undo=effects.remove), Step(fails))
+        assert effects == []
+
+    asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Cases of kind context, as far as sessions are concerned: generators, threads, executors and several event loops."""
+"""Cases of kind context: generators, threads, executors and several event loops, for sessions and for sagas."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import trio
 
+import interlock
+import interlock.sync
 from cases.support import Thread, World, awaited, increment, put, rows, stepped
-from interlock import UsageError
+from interlock import Saga, SagaClosedError, UsageError, carry, compensable
 
 
 @awaited
@@ -246,3 +248,139 @@ async def test_R089_a_loop_that_died_while_waiting_holds_nobody_up(world: World)
     await asyncio.wait([holder])
     async with asyncio.timeout(5):
         assert await counters.run(increment, "hot") == 1
+
+
+class Effects:
+    """An act and its undo."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.tool = compensable(undo=self.made.remove)(self.make)
+
+    def make(self, name: str) -> str:
+        """Leave an effect."""
+        self.made.append(name)
+        return name
+
+    async def make_async(self, name: str) -> str:
+        """The same."""
+        await asyncio.sleep(0)
+        return self.make(name)
+
+
+def test_R083_a_saga_in_a_generator_that_is_closed_elsewhere_is_undone() -> None:
+    async def main() -> None:
+        effects, problems = Effects(), []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+
+        async def generate() -> AsyncIterator[int]:
+            async with Saga() as saga:
+                await saga.step(effects.make_async, "x", undo=effects.made.remove)
+                yield 1
+
+        async def begin_only(generator: Any) -> None:
+            await anext(generator)
+
+        async def consume_and_break() -> None:
+            async for _ in generate():
+                break
+
+        await consume_and_break()
+        for _ in range(5):
+            gc.collect()
+            await asyncio.sleep(0)
+        generator = generate()  # begun in this task, closed in another
+        await begin_only(generator)
+        await asyncio.create_task(generator.aclose())
+        assert interlock.current_saga() is None
+        generator = generate()  # the reverse
+        await asyncio.create_task(begin_only(generator))
+        await generator.aclose()
+        assert effects.made == []
+        assert problems == []
+        assert interlock.current_saga() is None
+        async with Saga():  # and here one can begin
+            assert interlock.current_saga() is not None
+            await asyncio.to_thread(effects.tool, "kept")
+        assert effects.made == ["kept"]
+
+    asyncio.run(main())
+
+
+def test_R084_a_saga_goes_into_threads_with_carry_or_is_missed_loudly() -> None:
+    async def main() -> None:
+        effects, loop = Effects(), asyncio.get_running_loop()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool, pytest.raises(LookupError):
+            async with Saga():
+                await asyncio.to_thread(effects.tool, "to_thread")
+                assert await asyncio.to_thread(interlock.sync.current_saga) is not None
+                await asyncio.create_task(asyncio.to_thread(effects.tool, "task"))
+                for lost in (
+                    lambda: loop.run_in_executor(None, effects.tool, "x"),
+                    lambda: asyncio.wrap_future(pool.submit(effects.tool, "x")),
+                ):
+                    with pytest.raises(UsageError, match=r"interlock\.carry"):
+                        await lost()
+                with pytest.raises(UsageError, match="outside a saga"):
+                    Thread(lambda: effects.tool("x")).result()
+                assert Thread(interlock.sync.current_saga).result() is None
+                await loop.run_in_executor(None, carry(effects.tool), "executor")
+                await asyncio.wrap_future(pool.submit(carry(effects.tool), "pool"))
+                carried = carry(effects.tool)
+                Thread(lambda: carried("thread")).result()
+                assert effects.made == ["to_thread", "task", "executor", "pool", "thread"]
+                raise LookupError
+        assert effects.made == []
+        with pytest.raises(UsageError, match="no saga is open"):
+            carry(effects.tool)
+
+    asyncio.run(main())
+
+
+def test_R084_a_carried_function_is_refused_when_its_saga_has_ended() -> None:
+    effects = Effects()
+    with Saga():
+        carried = carry(effects.tool)
+    with pytest.raises(SagaClosedError):
+        Thread(lambda: carried("late")).result()
+    assert effects.made == []
+
+
+def test_R088_a_saga_is_entered_once() -> None:
+    async def main() -> None:
+        saga, effects, entered = Saga(), Effects(), asyncio.Event()
+
+        async def first() -> None:
+            async with saga as scope:
+                entered.set()
+                await scope.step(effects.make_async, "first")
+
+        async def second() -> None:
+            await entered.wait()
+            async with saga as scope:
+                await scope.step(effects.make_async, "second")
+
+        results = await asyncio.gather(first(), second(), return_exceptions=True)
+        assert results[0] is None
+        assert isinstance(results[1], UsageError)
+        assert effects.made == ["first"]
+
+    asyncio.run(main())
+
+
+def test_R090_the_current_saga_is_the_same_in_gather_and_create_task() -> None:
+    async def main() -> None:
+        effects = Effects()
+        tool = compensable(undo=effects.made.remove)(effects.make_async)
+        with pytest.raises(LookupError):
+            async with Saga() as saga:
+                await asyncio.gather(tool("a"), tool("b"))
+                await asyncio.create_task(tool("c"))
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(tool("d"))
+                assert sorted(effects.made) == ["a", "b", "c", "d"]
+                assert len(saga.report.steps) == 4
+                raise LookupError
+        assert effects.made == []
+
+    asyncio.run(main())

@@ -171,7 +171,7 @@ async def roll_back(frame: Frame, error: BaseException) -> BaseException:
     parent = frame.parent
     if parent is not None:
         with frame.course.lock:
-            parent.failures += failures
+            parent.failures += frame.failures
             left = [each for each in frame.records if each.state in (State.UNKNOWN, State.UNDO_FAILED)]
             parent.records += left
             parent.doubtful = parent.doubtful or bool(left)
