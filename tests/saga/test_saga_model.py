@@ -96,7 +96,7 @@ class Model:
 
     def run(self, body: list[Any], ending: str) -> BaseException | None:
         """A root; what it ends with."""
-        error, held, deferred = self.frame(body, ending)
+        error, _, deferred = self.frame(body, ending)
         if error is None:
             self.world.ran = deferred
         return error
