@@ -48,15 +48,16 @@ class RedisServer:
         self._settings = {
             "bind": "127.0.0.1", "port": str(self.port), "dir": str(self.directory), "save": "", "appendonly": "yes",
             "appendfsync": "always", "maxmemory-policy": "noeviction", "auto-aof-rewrite-percentage": "0",
+            "repl-diskless-sync-delay": "0",
         } | {name.replace("_", "-"): value for name, value in settings.items()}  # fmt: skip
+        self.cluster_port = int(settings.get("cluster_port", 0))
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it and wait until it answers and has loaded its data."""
-        options = [part for name, value in self._settings.items() for part in (f"--{name}", value)]
         with open(self.directory / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [self._binary, *options], stdout=log, stderr=log, cwd="/", start_new_session=True
+                [self._binary, *self._arguments()], stdout=log, stderr=log, cwd="/", start_new_session=True
             )
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not self._answers():
@@ -65,6 +66,9 @@ class RedisServer:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError("Redis does not start: " + (self.directory / "log").read_text()[-2000:])
 
+    def _arguments(self) -> list[str]:
+        return [part for name, value in self._settings.items() for part in (f"--{name}", value)]
+
     def _answers(self) -> bool:
         """Whether the server at our port is the process that we started, and is ready."""
         assert self.process is not None
@@ -72,7 +76,7 @@ class RedisServer:
             info = self.ask("INFO")
         except (redis.RedisError, OSError):
             return False
-        return bool(info["process_id"] == self.process.pid and not info["loading"])
+        return bool(info["process_id"] == self.process.pid and not info.get("loading"))
 
     def ask(self, *command: str | bytes | int) -> Any:
         """The reply to one command, over a connection of its own."""
@@ -96,16 +100,75 @@ class RedisServer:
             process.wait(_PATIENCE_SECONDS)
 
 
-@contextlib.contextmanager
-def redis_server(**settings: str) -> Iterator[RedisServer]:
-    """A server that belongs to the caller alone; skips or fails the test if there is no program."""
+class Sentinel(RedisServer):
+    """A sentinel that watches one server under the name ``service``."""
+
+    def __init__(self, binary: str, watched: RedisServer) -> None:
+        super().__init__(binary)
+        self._file = self.directory / "sentinel.conf"
+        self._file.write_text(
+            f"bind 127.0.0.1\nport {self.port}\ndir {self.directory}\n"
+            f"sentinel monitor service 127.0.0.1 {watched.port} 1\nsentinel down-after-milliseconds service 300\n"
+            "sentinel failover-timeout service 2000\n"
+        )
+
+    def _arguments(self) -> list[str]:
+        return [str(self._file), "--sentinel"]
+
+
+def _binary() -> str:
     binary = redis_binary()
     if binary is None:
         missing("Redis")
     assert binary is not None
-    server = RedisServer(binary, **settings)
+    return binary
+
+
+@contextlib.contextmanager
+def _running(server: RedisServer) -> Iterator[RedisServer]:
     try:
         server.start()
         yield server
     finally:
         server.stop()
+
+
+@contextlib.contextmanager
+def redis_server(**settings: str) -> Iterator[RedisServer]:
+    """A server that belongs to the caller alone; skips or fails the test if there is no program."""
+    with _running(RedisServer(_binary(), **settings)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def redis_sentinel(watched: RedisServer) -> Iterator[RedisServer]:
+    """A sentinel for a server."""
+    with _running(Sentinel(_binary(), watched)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def redis_cluster(count: int = 3) -> Iterator[list[RedisServer]]:
+    """A cluster of primaries, each with its share of the 16,384 slots."""
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(redis_server(cluster_enabled="yes", cluster_port=str(free_port())))
+            for _ in range(count)
+        ]
+        first = servers[0]
+        share = 16384 // count
+        for place, server in enumerate(servers):
+            last = 16383 if place == count - 1 else (place + 1) * share - 1
+            server.ask("CLUSTER", "ADDSLOTSRANGE", place * share, last)
+            if server is not first:
+                first.ask("CLUSTER", "MEET", "127.0.0.1", server.port, server.cluster_port)
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not all(_is_whole(server, count) for server in servers):
+            if time.monotonic() > deadline:
+                raise RuntimeError("the cluster does not come together")
+        yield servers
+
+
+def _is_whole(server: RedisServer, count: int) -> bool:
+    info = server.ask("CLUSTER INFO")
+    return bool(info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(count))
