@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import enum
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from benchmarks import machine, memory, peers, plots, report, scale, sqlite
+from benchmarks import machine, memory, peers, plots, postgresql, report, scale, sqlite
 from benchmarks.measure import Cell, interleave
 from benchmarks.report import Report
 
@@ -22,6 +24,7 @@ class What(enum.Enum):
 
     memory = "memory"
     sqlite = "sqlite"
+    postgresql = "postgresql"
     scale = "scale"
     all = "all"
 
@@ -35,8 +38,17 @@ class Kind(enum.Enum):
 
 _WIDTH = 120
 
-DEFAULTS: dict[What, tuple[float, int]] = {What.memory: (0.03, 41), What.sqlite: (0.5, 7), What.scale: (0.15, 7)}
+DEFAULTS: dict[What, tuple[float, int]] = {
+    What.memory: (0.03, 41),
+    What.sqlite: (0.5, 7),
+    What.postgresql: (0.5, 7),
+    What.scale: (0.15, 7),
+}
 """Seconds for each cell in each repetition, and repetitions."""
+
+
+SERVERS: Final = {What.postgresql: postgresql}
+"""The parts that measure a server, and the modules that start it."""
 
 
 def run(
@@ -50,6 +62,10 @@ def run(
     directory: Annotated[
         Path | None, typer.Option(file_okay=False, exists=True, help="Where stores are made: choose the disk.")
     ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="The server to measure, for a part that needs one.", show_default="one of its own"),
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file, for a document.")] = None,
     plot: Annotated[Path | None, typer.Option(file_okay=False, help="Write plots to this directory.")] = None,
@@ -57,7 +73,9 @@ def run(
 ) -> None:
     """Measure the library against hand-written floors, in turns in one run."""
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
-    found = measure(what, seconds, repetitions, keys, versions, with_peers, directory, console)
+    if url is not None and what not in SERVERS:
+        raise typer.BadParameter(f"only these have a server: {', '.join(part.value for part in SERVERS)}")
+    found = measure(what, seconds, repetitions, keys, versions, with_peers, directory, console, url)
     report.show(found, console)
     if json_file is not None:
         found.write(json_file)
@@ -80,17 +98,44 @@ def measure(
     with_peers: bool,
     directory: Path | None,
     console: Console,
+    url: str | None = None,
 ) -> Report:
     """Make the cells and measure them, with a progress bar."""
     parts = [part for part in DEFAULTS if what in (part, What.all)]
+    with contextlib.ExitStack() as stack:
+        urls: dict[What, str] = {}
+        for part in [part for part in parts if part in SERVERS]:
+            try:
+                urls[part] = stack.enter_context(SERVERS[part].server(url, directory))
+            except (LookupError, ImportError) as error:
+                if what is not What.all:
+                    raise typer.BadParameter(str(error)) from None
+                console.print(f"[yellow]{part.value} left out: {error}[/yellow]")
+                parts.remove(part)
+        return _measure(parts, urls, seconds, repetitions, keys, versions, with_peers, directory, console)
+
+
+def _measure(
+    parts: list[What],
+    urls: dict[What, str],
+    seconds: float | None,
+    repetitions: int | None,
+    keys: int,
+    versions: int,
+    with_peers: bool,
+    directory: Path | None,
+    console: Console,
+) -> Report:
     plan = {part: (seconds or DEFAULTS[part][0], repetitions or DEFAULTS[part][1]) for part in parts}
     if with_peers and (missing := peers.missing()):
         console.print(f"[yellow]peers left out, not installed: {', '.join(missing)}[/yellow]")
-    cells = {part: _cells(part, with_peers) for part in parts}
+    cells = {part: _cells(part, with_peers, urls.get(part, "")) for part in parts}
     settings = {
         part.value: {"seconds": part_seconds, "repetitions": count} for part, (part_seconds, count) in plan.items()
     }
     found = Report(machine.describe(directory), settings)
+    for part, place in urls.items():
+        found.machine |= asyncio.run(SERVERS[part].describe(place))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
         for part, (part_seconds, count) in plan.items():
@@ -111,12 +156,12 @@ def measure(
     return found
 
 
-def _cells(part: What, with_peers: bool) -> list[Cell]:
+def _cells(part: What, with_peers: bool, url: str) -> list[Cell]:
     if part is What.memory:
         return memory.cells() + (peers.memory_cells() if with_peers else [])
     if part is What.sqlite:
         return sqlite.cells() + (peers.sqlite_cells(sqlite.TASKS, sqlite.THREADS) if with_peers else [])
-    return []
+    return SERVERS[part].cells(url) if part in SERVERS else []
 
 
 def _stepper(

@@ -32,7 +32,7 @@ def key_of(i: int) -> str:
     return KEYS[i % len(KEYS)]
 
 
-async def rewrite(session: interlock.AgentSession[Any], key: str) -> None:
+async def rewrite(session: interlock.AgentSession[Any], key: interlock.Key) -> None:
     """The transaction, awaited."""
     await session.write(key, changed(await session.read(key, VALUE)))
 

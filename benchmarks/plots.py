@@ -32,14 +32,21 @@ def draw(report: Report, directory: Path, kind: str) -> list[Path]:
         pyplot.close(figure)
         made.append(path)
 
-    for name, by_cpu in (("memory", True), ("sqlite", False)):
-        rows = [row for row in report.cells if row.by_cpu is by_cpu]
+    for name in ("memory", "sqlite", "postgresql"):
+        rows = [row for row in report.cells if _part(row) == name]
         if rows:
-            save(_ratios(pyplot, rows, by_cpu), f"{name}-ratios")
+            save(_ratios(pyplot, rows, rows[0].by_cpu), f"{name}-ratios")
             save(_latencies(pyplot, rows), f"{name}-latencies")
     if report.scale:
         save(_flatness(pyplot, report.scale), "scale")
     return made
+
+
+def _part(row: Figures) -> str:
+    """The part of the benchmarks that a cell belongs to."""
+    if row.by_cpu:
+        return "memory"
+    return "postgresql" if row.group.startswith("PostgreSQL") else "sqlite"
 
 
 def _ratios(pyplot: Any, rows: Sequence[Figures], by_cpu: bool) -> Any:

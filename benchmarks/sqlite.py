@@ -12,7 +12,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,13 +98,13 @@ def url_of(directory: Path) -> str:
 # --- driving ----------------------------------------------------------------------------------------------------------
 
 
-async def drive(call: Call, tasks: int, seconds: float) -> Sample:
+async def drive(call: Call, tasks: int, seconds: float, keys_for: Callable[[int], list[str]] = keys_of) -> Sample:
     """Let tasks make transactions for so long, each on its own keys, after a while of the same to get warm."""
     latencies: list[float] = []
     clock = time.perf_counter
 
     async def work(task: int, until: float, name: str) -> None:
-        keys, i = keys_of(task), 0
+        keys, i = keys_for(task), 0
         while (begun := clock()) < until or i == 0:
             await call(keys[i % len(keys)], f"{name}-{task}-{i}")
             latencies.append(clock() - begun)
@@ -239,7 +239,7 @@ def _floor_inline(seconds: float, directory: Path) -> Sample:
 # --- the library ------------------------------------------------------------------------------------------------------
 
 
-async def fill(stock: interlock.SharedResource[Any], keys: list[str]) -> None:
+async def fill(stock: interlock.SharedResource[Any], keys: Sequence[Any]) -> None:
     """A value under each key."""
     for place in range(0, len(keys), _FILL):
         async with stock.session() as session:

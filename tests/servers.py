@@ -21,11 +21,9 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
-
-import pytest
+from typing import Any, Final
 
 POSTGRESQL: Final = "INTERLOCK_TEST_POSTGRESQL"
 """A ``postgresql://`` URL of a database in which schemas may be made and dropped."""
@@ -36,6 +34,8 @@ _ROOM_BYTES: Final = 2 << 30
 
 def missing(what: str) -> None:
     """Skip the test for want of a server, or fail it where one has to be there."""
+    import pytest  # not above: benchmarks start servers, too
+
     reason = f"no {what} server: no environment variable, no pip package, none on this system"
     if os.environ.get("CI"):
         pytest.fail(reason)
@@ -73,15 +73,18 @@ def _fast_directory() -> str:
 
 
 class PostgreSQLServer:
-    """A server of our own, which a test may kill and start again."""
+    """A server of our own, which a test may kill and start again.
 
-    def __init__(self, binaries: Path) -> None:
+    ``place`` is the directory below which its data lies; None: where files are fast. ``settings`` are the server's."""
+
+    def __init__(self, binaries: Path, place: Path | None = None, settings: Mapping[str, str] | None = None) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="interlock-postgresql-", dir="/tmp"))
-        self._data = tempfile.mkdtemp(prefix="interlock-postgresql-", dir=_fast_directory())
+        self._settings = dict(settings or {})
+        self._data = tempfile.mkdtemp(prefix="interlock-postgresql-", dir=place or _fast_directory())
         self._user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
         if self._user is not None:
-            for place in (self.directory, self._data):
-                os.chown(place, self._user.pw_uid, self._user.pw_gid)
+            for made in (self.directory, self._data):
+                os.chown(made, self._user.pw_uid, self._user.pw_gid)
             binaries = self._readable(binaries)
         self._binaries = binaries
         self._port = free_port()
@@ -101,7 +104,7 @@ class PostgreSQLServer:
             shutil.copytree(libraries, self.directory / "installed" / libraries.name)
         return copied / "bin"
 
-    def _identity(self) -> dict[str, object]:
+    def _identity(self) -> dict[str, Any]:
         user = self._user
         return {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
@@ -130,7 +133,7 @@ class PostgreSQLServer:
     def _launch(self) -> None:
         settings = {
             "listen_addresses": "127.0.0.1", "unix_socket_directories": str(self.directory), "max_connections": "200",
-            "shared_buffers": "64MB", "logging_collector": "off",
+            "shared_buffers": "64MB", "logging_collector": "off", **self._settings,
         }  # fmt: skip
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         with open(self.directory / "log", "ab") as log:

