@@ -2,8 +2,9 @@
 
 **Beginning.** Of many callers that wait for one batch, the first that comes again would start the next batch alone,
 and all others would wait for its sync of the disk: every second batch would be a batch of one. So if the last batches
-had several jobs, the writer waits for as many before it takes its turn, while more keep coming, and never longer than
-the sync takes that it saves. A single caller is never waited with.
+had several jobs, the writer waits for as many before it takes its turn. It is woken by the one that brings the last of
+them, and gives up when none has come for about as long as the sync takes that it saves. A single caller is never waited
+with.
 
 **Keeping.** All processes that wait for their turn have read the same state. The first commits; if it then read
 again and queued at once, it would always be ahead of those that are refused after it, and win every round. So
@@ -14,7 +15,9 @@ never for safety.
 
 from __future__ import annotations
 
+import math
 import queue
+import threading
 import time
 from typing import Final
 
@@ -23,34 +26,50 @@ from interlock.backends.sqlite.jobs import Job
 KEPT_SECONDS: Final = 0.002
 """How long a turn is kept."""
 _DOUBLINGS: Final = 6
-
-
-_STEP_SECONDS: Final = 0.00003
-_IDLE_STEPS: Final = 3
 _DECAY: Final = 0.9
+_GATHERING_SECONDS: Final = 0.004
+_LEAST_SECONDS: Final = 0.0001
+_MOST_SECONDS: Final = 0.001
 
 
 class Turns:
     """What the writer remembers of its turns."""
 
-    __slots__ = ("_expected", "_in_vain", "_skips", "_sync_seconds")
+    __slots__ = ("_enough", "_expected", "_in_vain", "_skips", "_sync_seconds", "wanted")
 
     def __init__(self) -> None:
         self._skips = 0
         self._in_vain = 0
         self._expected = 1.0
         self._sync_seconds = 0.0
+        self._enough = threading.Lock()
+        self._enough.acquire()
+        self.wanted = 0
+        """At how many jobs in the queue the writer wants to hear of it; 0 if it does not wait for them."""
+
+    def tell(self) -> None:
+        """There are as many jobs as the writer wanted. By whoever has brought the last."""
+        try:
+            self._enough.release()
+        except RuntimeError:  # it knows
+            pass
 
     def gather(self, jobs: queue.SimpleQueue[Job]) -> None:
         """Before a turn, with one job in hand: wait for as many as came lately."""
-        if self._expected <= 1:
+        wanted = math.ceil(self._expected) - 1
+        count = jobs.qsize()
+        if count >= wanted:
             return
-        until = time.perf_counter() + min(self._sync_seconds, KEPT_SECONDS)
-        count, idle = jobs.qsize(), 0
-        while count + 1 < self._expected and idle < _IDLE_STEPS and time.perf_counter() < until:
-            time.sleep(_STEP_SECONDS)
+        patience_seconds = min(max(self._sync_seconds, _LEAST_SECONDS), _MOST_SECONDS)
+        until = time.perf_counter() + _GATHERING_SECONDS
+        self._enough.acquire(blocking=False)  # a word that came too late the last time
+        self.wanted = wanted
+        while count < wanted and time.perf_counter() < until:
+            told = self._enough.acquire(timeout=patience_seconds)
             before, count = count, jobs.qsize()
-            idle = idle + 1 if count == before else 0
+            if count == before and not told:
+                break
+        self.wanted = 0
 
     def note(self, count: int, sync_seconds: float) -> None:
         """A batch of so many jobs was committed; how long COMMIT took."""

@@ -110,6 +110,9 @@ class Writer:
     def put(self, job: Job) -> bool:
         """Ask for something; False if the writer has stopped and will not answer."""
         self._queue.put(job)
+        turns = self._turns
+        if turns.wanted and self._queue.qsize() >= turns.wanted:
+            turns.tell()
         return not (self._stopped and job.take())
 
     # -- the turns -----------------------------------------------------------------------------------------------------
