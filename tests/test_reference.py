@@ -41,11 +41,15 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     )
 
 
+ERRORS = (errors.__name__, "interlock.layers.errors")
+"""The modules whose errors the page of errors names."""
+
+
 def tree(kind: type[errors.InterlockError], depth: int = 0) -> Iterator[tuple[type[errors.InterlockError], int]]:
     """The library's error classes, each below its base."""
     yield kind, depth
     for below in kind.__subclasses__():
-        if below.__module__ == errors.__name__:
+        if below.__module__ in ERRORS:
             yield from tree(below, depth + 1)
 
 

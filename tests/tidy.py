@@ -28,20 +28,22 @@ IMPORTS: dict[str, set[str]] = {
     "keys": {"errors", "model"},
     "merges": {"errors", "model", "codec", "keys"},
     "ports": {"errors", "model"},
-    "runtime": {"errors", "model", "ports"},
+    "background": set(),
+    "runtime": {"errors", "model", "ports", "background"},
     "gates": {"errors", "model", "ports"},
     "core": CORE,
     "layers": CORE | {"core"},
     "backends": FOUNDATION,
     "opening": FOUNDATION | {"backends"},
-    "store": FOUNDATION | {"core", "layers", "saga", "opening"},
+    "attempts": CORE | {"core"},
+    "store": FOUNDATION | {"attempts", "core", "layers", "saga", "opening"},
     "stepping": CORE | {"core", "layers"},
     "saga": FOUNDATION | {"core", "layers", "stepping"},
     "sync": FOUNDATION | {"core", "layers", "saga", "backends", "opening", "stepping"},
     "cli": FOUNDATION | {"core", "layers", "backends", "sync", "demo", ""},
     "demo": FOUNDATION | {"core", "backends", "sync", ""},
     "testing": FOUNDATION | {"core", "layers", "backends", "gates", "opening", "stepping", "sync", "cli", "demo", ""},
-    "": FOUNDATION | {"core", "layers", "saga", "backends", "opening", "store", "sync"},
+    "": FOUNDATION | {"attempts", "core", "layers", "saga", "backends", "opening", "store", "sync"},
 }
 """First name below `interlock` ("" is the package itself) -> the first names that its modules may import.
 
@@ -59,7 +61,7 @@ BACKEND_SHARED = {"backends.bridges"}
 DRIVERS: dict[str, set[str]] = {
     "msgspec": {"model", "codec", "core", "layers", "saga", "backends", "cli", "demo", "testing"},
     "typing_extensions": {"core", "layers", "saga", "store", "stepping", "sync"},
-    "asyncio": {"runtime", "saga.worlds", "backends", "demo", "cli", "testing"},
+    "asyncio": {"runtime", "background", "saga.worlds", "backends", "demo", "cli", "testing"},
     "trio": {"runtime", "testing"},
     "sqlite3": {"backends.sqlite", "demo", "testing"},
     "asyncpg": {"backends.postgresql.asynchronous", "backends.postgresql.connections"},
@@ -93,7 +95,7 @@ BANNED_WORDS: dict[str, str] = {
 DURATION_WORDS = {"age", "backoff", "delay", "duration", "grace", "interval", "period", "timeout", "ttl", "wait"}
 WRONG_UNITS = {"ms", "millis", "msec", "sec", "secs", "minutes", "hours", "us", "kb", "mb", "kib", "mib", "size"}
 
-EXPORTED = {"core", "layers", "saga", "store", "stepping", "sync"}
+EXPORTED = {"attempts", "core", "layers", "saga", "store", "stepping", "sync"}
 """Where the exported names come from."""
 
 MODULE_LINES = 400

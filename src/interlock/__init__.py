@@ -3,6 +3,7 @@
 This module is the asynchronous API; `interlock.sync` has the same names for plain synchronous code.
 """
 
+from interlock.attempts import Attempt
 from interlock.backends.memory import MemoryBackend
 from interlock.backends.sqlite import SQLiteBackend
 from interlock.core.diagnosis import Entry, Outcome
@@ -45,6 +46,16 @@ from interlock.errors import (
 )
 from interlock.keys import UserKey as Key
 from interlock.layers.effects.answers import CANNOT_TELL, NOT_HAPPENED, Happened
+from interlock.layers.errors import (
+    DeadlockError,
+    FencedError,
+    LeaseError,
+    LeaseLostError,
+    LeaseUnavailableError,
+    LockTimeoutError,
+)
+from interlock.layers.holdings import FencingToken
+from interlock.layers.leases import Lease
 from interlock.model import Delete
 from interlock.ports import Backend, Capability
 from interlock.saga.blocking import SagaScope
@@ -62,7 +73,7 @@ from interlock.saga.saga import Saga
 from interlock.saga.scope import AsyncSagaScope, Step, current_saga
 from interlock.saga.snapshot import Snapshot, snapshot
 from interlock.saga.tools import carry, compensable
-from interlock.store import Attempt, SharedResource, Store, open
+from interlock.store import SharedResource, Store, open
 
 __version__ = "0.1.0"
 
@@ -87,6 +98,7 @@ __all__ = [
     "ConflictError",
     "Cursor",
     "DeadlineExceededError",
+    "DeadlockError",
     "Deferred",
     "Delete",
     "EffectError",
@@ -95,6 +107,8 @@ __all__ = [
     "EffectUnknownError",
     "Entry",
     "FailedUndo",
+    "FencedError",
+    "FencingToken",
     "Happened",
     "IdempotencyInProgressError",
     "IdempotencyMismatchError",
@@ -104,7 +118,12 @@ __all__ = [
     "IsolationError",
     "JournalMismatchError",
     "Key",
+    "Lease",
+    "LeaseError",
+    "LeaseLostError",
+    "LeaseUnavailableError",
     "LimitExceededError",
+    "LockTimeoutError",
     "MemoryBackend",
     "NotFoundError",
     "Options",

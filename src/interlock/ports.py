@@ -21,8 +21,8 @@ A backend knows keys, versions and expiring entries. It does not know resources,
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from interlock.model import (
     Author,
@@ -76,6 +76,31 @@ class Waiter(Protocol):
         work that has begun elsewhere and cannot be taken back."""
 
 
+class Job(Protocol):
+    """Work that goes on in the background; made by `Runtime.spawn`."""
+
+    def alive(self) -> bool:
+        """Whether it still goes on, or will. False once it has ended, and when whatever ran it is gone: its event loop
+        is closed, or this is a forked child."""
+
+    def cancel(self) -> None:
+        """Ask it to end, from any thread; never blocks. A task is cancelled; a thread ends by itself only, so work
+        that may run in one looks for a sign of its own."""
+
+
+class Canceller(Protocol):
+    """Cancels the body of one ``async with`` from outside; made by `Runtime.canceller`."""
+
+    def enter(self) -> None:
+        """At the beginning of the body, in its task."""
+
+    def cancel(self) -> None:
+        """Cancel the body, from any thread. No effect once it has ended."""
+
+    def leave(self, error: BaseException | None) -> bool:
+        """At the end of the body. True if ``error`` is nothing but this cancellation, which is over then."""
+
+
 @runtime_checkable
 class Runtime(Protocol):
     """How this world waits, and where its time and randomness come from."""
@@ -100,6 +125,17 @@ class Runtime(Protocol):
 
     def waiter(self) -> Waiter:
         """A new waiter for the calling task or thread."""
+
+    def spawn(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Job:
+        """Start work in the background, in a context of its own: a task of the running event loop, or a daemon thread.
+        It never keeps a loop or the interpreter from ending. ``work`` catches its own errors."""
+
+    def blocking(self) -> Runtime:
+        """The runtime of a thread that goes on where no event loop does; perhaps itself."""
+
+    def canceller(self) -> Canceller | None:
+        """Something to cancel the calling task's body with; None where waiting blocks a thread, which nobody can
+        cancel."""
 
 
 class Backend(Protocol):

@@ -15,11 +15,12 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+from interlock.background import AsyncioCanceller, AsyncioJob, ThreadJob, TrioCanceller, TrioJob
 from interlock.errors import UsageError
-from interlock.ports import Waiter
+from interlock.ports import Canceller, Job, Runtime, Waiter
 
 _SLICE_SECONDS = 0.05
 
@@ -102,6 +103,18 @@ class BlockingRuntime:
     def waiter(self) -> Waiter:
         """A waiter that blocks."""
         return BlockingWaiter()
+
+    def spawn(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Job:
+        """A daemon thread that steps the work."""
+        return ThreadJob(name, work)
+
+    def blocking(self) -> Runtime:
+        """Itself."""
+        return self
+
+    def canceller(self) -> Canceller | None:
+        """None: a thread cannot be cancelled."""
+        return None
 
 
 class AsyncioWaiter:
@@ -219,6 +232,20 @@ class AsyncRuntime:
         """A waiter of the loop that runs in this thread. Raises `UsageError` where none does."""
         loop = _asyncio_loop()
         return TrioWaiter(_running_trio()) if loop is None else AsyncioWaiter(loop)
+
+    def spawn(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Job:
+        """A task of this thread's loop; with trio, a system task. Raises `UsageError` where no loop runs."""
+        loop = _asyncio_loop()
+        return TrioJob(_running_trio(), name, work) if loop is None else AsyncioJob(loop, name, work)
+
+    def blocking(self) -> Runtime:
+        """The runtime of threads."""
+        return BlockingRuntime()
+
+    def canceller(self) -> Canceller | None:
+        """For the task that runs in this thread."""
+        loop = _asyncio_loop()
+        return TrioCanceller(_running_trio()) if loop is None else AsyncioCanceller(loop)
 
 
 def _asyncio_loop() -> asyncio.AbstractEventLoop | None:

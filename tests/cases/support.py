@@ -77,9 +77,21 @@ _LIFTED: Final = (
     interlock.sync.SharedResource,
     interlock.sync.AgentView,
     interlock.sync.Attempt,
+    interlock.sync.Lease,
     interlock.sync.TransactionLog,
 )
-_PLAIN: Final = {"resource", "on", "doom", "savepoint", "session", "require", "register_merge"}
+_PLAIN: Final = {
+    "resource",
+    "on",
+    "doom",
+    "fence",
+    "lease",
+    "guards",
+    "savepoint",
+    "session",
+    "require",
+    "register_merge",
+}
 _ROWS: Final = {"scan", "history", "changes", "attempts"}
 
 
@@ -101,14 +113,14 @@ class Lifted:
         if not callable(value):
             return lift(value)
         if name in _ROWS:
-            return lambda *args, **named: _rows(value, args, named)
+            return lambda *args, **named: _rows(value, args, _bare_all(named))
         if name in _PLAIN:
-            return lambda *args, **named: lift(value(*map(_bare, args), **named))
+            return lambda *args, **named: lift(value(*map(_bare, args), **_bare_all(named)))
         if name == "invariant":
             return lambda rule, check: value(rule, sink(check))
 
         async def call(*args: Any, **named: Any) -> Any:
-            return lift(value(*[sink(_bare(arg)) for arg in args], **named))
+            return lift(value(*[sink(_bare(arg)) for arg in args], **_bare_all(named)))
 
         return call
 
@@ -121,6 +133,10 @@ class Lifted:
 
 def _bare(value: Any) -> Any:
     return value.inner if isinstance(value, Lifted) else value
+
+
+def _bare_all(named: dict[str, Any]) -> dict[str, Any]:
+    return {name: _bare(value) for name, value in named.items()}
 
 
 async def _rows(call: Callable[..., Iterator[Any]], args: Any, named: Any) -> AsyncIterator[Any]:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from interlock.core.calls import ACTIVE, READY
+from interlock.errors import UsageError
 from interlock.model import Clash, Expectation, Key, Write
 
 if TYPE_CHECKING:
@@ -31,6 +33,27 @@ class Guard:
     expected: Expectation
     alive: bool = False
     refused: Callable[[Guard, Clash], BaseException | None] | None = None
+
+
+class Fence(Protocol):
+    """Something that is held: a lease or a lock. What a session carries is refused once it is not held any more."""
+
+    def guards(self) -> dict[Key, Guard]:
+        """The guards of a commit under it. Raises `LeaseLostError` if it is known not to be held."""
+
+
+def fence(txn: Transaction, held: Fence) -> None:
+    """Bind a session's commit to something that is held. Raises `UsageError` for anything else, `LeaseLostError`."""
+    if txn.state not in (ACTIVE, READY):
+        txn.refuse("fence")
+    try:
+        if not hasattr(held, "guards"):
+            raise UsageError(f"a session is fenced with a lease or a lock, not with {type(held).__name__}")
+        txn.plain = False
+        txn.guards = {**(txn.guards or {}), **held.guards()}
+    except BaseException as error:
+        txn.doom(error)
+        raise
 
 
 def carry(

@@ -18,7 +18,9 @@ from interlock.codec import VALUE_BYTES
 from interlock.core import isolation as modes
 from interlock.core import transaction as transactions
 from interlock.core.calls import ENDED
+from interlock.core.carrying import fence
 from interlock.core.isolation import Isolation
+from interlock.core.locking import Locking
 from interlock.core.options import Chosen
 from interlock.core.retry import RetryPolicy
 from interlock.core.space import Resource, Space
@@ -80,6 +82,7 @@ class Engine:
         limits = backend.limits
         self.few_keys: Final = min(limits.writes, limits.reads, limits.commit_bytes // VALUE_BYTES - 1)
         """A request of so few keys is within the backend's limits, whatever their values; larger ones are counted."""
+        self.locking: Locking | None = None
 
     def new_id(self) -> int:
         """A transaction id: 48 bits of milliseconds, then 80 random bits, so that ids are roughly in order of time."""
@@ -124,6 +127,8 @@ class Engine:
         txn.run_id = chosen.run_id if chosen.run_id is not None else (None if parent is None else parent.run_id)
         if chosen.timeout_seconds is not None:
             txn.deadline = self.runtime.monotonic() + chosen.timeout_seconds
+        if chosen.fence is not None:
+            fence(txn, chosen.fence)
         return txn
 
     def check_open(self) -> None:
@@ -183,4 +188,6 @@ class Engine:
     async def close(self) -> None:
         """Close the backend; may be called again."""
         self.closed = True
+        if self.locking is not None:
+            self.locking.close()
         await self.backend.close()

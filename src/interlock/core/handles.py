@@ -251,6 +251,10 @@ def new_session(
                 "record the parent's commit writes, or pass detached=True"
             )
         session._mark = writing.Mark(txn)
+        if chosen.fence is not None:
+            raise UsageError(
+                "a session that joins its parent is fenced inside it, with session.fence(...), or pass detached=True"
+            )
     if chosen.idempotency_key is not None:
         prepare(session, resource, chosen)
     return session

@@ -7,6 +7,7 @@ from typing import Any, Final, TypedDict
 import msgspec
 
 from interlock.core import isolation as modes
+from interlock.core.carrying import Fence
 from interlock.core.isolation import Isolation
 from interlock.core.retry import RetryPolicy
 from interlock.errors import UsageError
@@ -22,6 +23,7 @@ class SessionOptions(TypedDict, total=False):
     idempotency_key: str | None
     idempotency_fingerprint: object
     timeout_seconds: float | None
+    fence: Fence | None
     detached: bool
 
 
@@ -40,6 +42,7 @@ class Chosen(msgspec.Struct, frozen=True):
     idempotency_key: str | None = None
     idempotency_fingerprint: object = None
     timeout_seconds: float | None = None
+    fence: Any = None
     detached: bool = False
     retry: RetryPolicy | None = None
     usual: bool = False
@@ -74,6 +77,8 @@ def choose(given: dict[str, Any], *, retries: bool) -> Chosen:
     seconds = chosen.timeout_seconds
     if seconds is not None and not (type(seconds) in (int, float) and seconds > 0):
         raise UsageError(f"timeout_seconds is a number above 0, not {seconds!r}")
+    if chosen.fence is not None and not hasattr(chosen.fence, "guards"):
+        raise UsageError(f"fence is a lease or a lock, not {type(chosen.fence).__name__}")
     if chosen.idempotency_fingerprint is not None and chosen.idempotency_key is None:
         raise UsageError("idempotency_fingerprint= needs idempotency_key=")
     if chosen.retry is not None and type(chosen.retry) is not RetryPolicy:

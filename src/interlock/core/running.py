@@ -21,6 +21,7 @@ from typing_extensions import TypeVar
 
 from interlock.core import idempotency
 from interlock.core import isolation as modes
+from interlock.core.carrying import fence
 from interlock.core.commit import Replay, commit
 from interlock.core.cursors import cursor_of
 from interlock.core.engine import Engine
@@ -188,6 +189,8 @@ class Running(Retrying):
         self.last_transaction, self.attempt = parent, 1
         mark = Mark(parent)
         try:
+            if self.chosen.fence is not None:
+                fence(parent, self.chosen.fence)
             earlier = None if self.record is None or parent.records is None else parent.records.get(self.record)
             if earlier is not None:
                 idempotency.check_fingerprint(

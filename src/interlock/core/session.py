@@ -13,7 +13,7 @@ from decimal import Decimal
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, TypeVarTuple, cast, overload
 
-from interlock.core import extension, handles, memos, scanning, writing
+from interlock.core import carrying, extension, handles, memos, scanning, writing
 from interlock.core.calls import ACTIVE
 from interlock.core.cursors import cursor_of
 from interlock.core.isolation import Isolation
@@ -217,6 +217,13 @@ class AgentSession(AgentView[V]):
     def doom(self, reason: str) -> None:
         """From now on this session cannot commit; its exit raises `TransactionError` with the reason."""
         handles.doom(self._txn, reason)
+
+    def fence(self, held: carrying.Fence) -> None:
+        """Bind the commit to a lease or lock: it is refused with `FencedError` once that has passed to somebody else.
+
+        Raises `LeaseLostError` if that is known already. A session that is fenced is validated even if it only
+        reads."""
+        carrying.fence(self._txn, held)
 
     def savepoint(self) -> AbstractContextManager[None, None]:
         """An exception that leaves the ``with`` takes back what was written inside it; reads stay in the read set."""

@@ -37,6 +37,7 @@ from interlock.errors import (
     BackendUnavailableError,
     CommitUnknownError,
     SchemaMismatchError,
+    SnapshotTooOldError,
     UsageError,
     ValueRefusedError,
 )
@@ -49,6 +50,7 @@ from interlock.model import (
     Entry,
     Expectation,
     Key,
+    Page,
     Put,
     Settled,
     Span,
@@ -57,9 +59,11 @@ from interlock.model import (
     Version,
     Write,
 )
+from interlock.ports import Backend, Runtime
 
 SETTLE_SECONDS: Final = 30.0
 """How long to ask for the outcome of a commit whose reply was lost."""
+_SCANS: Final = 100
 _PAUSES: Final = RetryPolicy(base_seconds=0.01, cap_seconds=0.5)
 _ALL_PARTS: Final = b"\x05"
 
@@ -160,17 +164,19 @@ class Done(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ledger:
-    """The records of the layers of one store object."""
+    """The records of the layers of one store object; in the store's own world, or in that of a background thread."""
 
-    __slots__ = ("engine",)
+    __slots__ = ("backend", "engine", "runtime")
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, backend: Backend | None = None, runtime: Runtime | None = None) -> None:
         self.engine = engine
+        self.backend = engine.backend if backend is None else backend
+        self.runtime = engine.runtime if runtime is None else runtime
 
     async def read(self, kind: Kind, wanted: Sequence[Key], at: Token | None = None) -> Found:
         """Records of one kind by their keys, as of a snapshot or the newest. Raises as `Backend.read` and `Kind.load`
         do."""
-        reading = await self.engine.backend.read(wanted, at)
+        reading = await self.backend.read(wanted, at)
         found = [
             Record(key, entry, kind.load(entry), is_expired(entry, reading.at))
             for key, entry in zip(wanted, reading.entries, strict=True)
@@ -191,9 +197,19 @@ class Ledger:
         span = kind.span(*prefix)
         if after is not None:
             span = Span(max(span.start, kind.key(*after) + b"\0"), span.stop)
-        page = await self.engine.backend.scan(span, at, limit=limit)
+        page = await self._page(span, at, limit)
         found = [Record(key, entry, kind.load(entry)) for key, entry in page.items]
         return Found(tuple(found), page.token, more=page.more)
+
+    async def _page(self, span: Span, at: Token | None, limit: int) -> Page:
+        """A scan; of the newest state again, if a quiet commit has overwritten something in the middle of it."""
+        for _ in range(_SCANS):
+            try:
+                return await self.backend.scan(span, at, limit=limit)
+            except SnapshotTooOldError:
+                if at is not None:
+                    raise
+        return await self.backend.scan(span, at, limit=limit)
 
     async def commit(
         self,
@@ -219,10 +235,10 @@ class Ledger:
 
         Raises: `CommitRefused`, `SnapshotTooOldError`, `BackendUnavailableError` (nothing was written);
             `CommitUnknownError` if a lost reply could not be settled in time."""
-        backend = self.engine.backend
+        backend = self.backend
         token = await backend.snapshot() if snapshot is None else snapshot
         lost: list[CommitRequest] = []
-        until = self.engine.runtime.monotonic() + SETTLE_SECONDS
+        until = self.runtime.monotonic() + SETTLE_SECONDS
         while True:
             transaction = self.engine.new_id()
             request = CommitRequest(
@@ -254,7 +270,7 @@ class Ledger:
         failures = 1
         while True:
             try:
-                settled, _ = await self.engine.backend.outcome(transaction, fence=True)
+                settled, _ = await self.backend.outcome(transaction, fence=True)
             except (BackendUnavailableError, CommitUnknownError) as error:
                 failures += 1
                 await self._pause(failures, until, unknown, error)
@@ -269,7 +285,7 @@ class Ledger:
         self, failures: int, until: float, unknown: CommitUnknownError, cause: BaseException | None = None
     ) -> None:
         """Wait before asking once more. Raises ``unknown`` when the time is over."""
-        runtime = self.engine.runtime
+        runtime = self.runtime
         seconds = backoff_seconds(_PAUSES, failures, runtime.uniform)
         if runtime.monotonic() + seconds >= until:
             raise unknown from cause
@@ -280,7 +296,7 @@ class Ledger:
         """The reply to a commit whose own was lost, as far as it can still be told, and whether all that it wrote is in
         place. A version is known again by the nonce, which is the transaction's own."""
         last = sent[-1]
-        reading = await self.engine.backend.read([*last.writes, *last.fetch])
+        reading = await self.backend.read([*last.writes, *last.fetch])
         nonces = {request.transaction & NONCE_MASK for request in sent}
         own: list[Version] = []
         in_place = True

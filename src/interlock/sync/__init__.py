@@ -44,6 +44,15 @@ from interlock.errors import (
 )
 from interlock.keys import UserKey as Key
 from interlock.layers.effects.answers import CANNOT_TELL, NOT_HAPPENED, Happened
+from interlock.layers.errors import (
+    DeadlockError,
+    FencedError,
+    LeaseError,
+    LeaseLostError,
+    LeaseUnavailableError,
+    LockTimeoutError,
+)
+from interlock.layers.holdings import FencingToken
 from interlock.model import Delete
 from interlock.ports import Backend, Capability
 from interlock.saga.blocking import SagaScope, current_saga
@@ -62,8 +71,10 @@ from interlock.saga.scope import AsyncSagaScope, Step
 from interlock.saga.snapshot import Snapshot, snapshot
 from interlock.saga.tools import carry, compensable
 from interlock.stepping import AgentSession, AgentView
+from interlock.sync.attempts import Attempt
+from interlock.sync.holdings import Lease
 from interlock.sync.log import TransactionLog
-from interlock.sync.store import Attempt, SharedResource, Store, open
+from interlock.sync.store import SharedResource, Store, open
 
 __all__ = [
     "CANNOT_TELL",
@@ -86,6 +97,7 @@ __all__ = [
     "ConflictError",
     "Cursor",
     "DeadlineExceededError",
+    "DeadlockError",
     "Deferred",
     "Delete",
     "EffectError",
@@ -94,6 +106,8 @@ __all__ = [
     "EffectUnknownError",
     "Entry",
     "FailedUndo",
+    "FencedError",
+    "FencingToken",
     "Happened",
     "IdempotencyInProgressError",
     "IdempotencyMismatchError",
@@ -103,7 +117,12 @@ __all__ = [
     "IsolationError",
     "JournalMismatchError",
     "Key",
+    "Lease",
+    "LeaseError",
+    "LeaseLostError",
+    "LeaseUnavailableError",
     "LimitExceededError",
+    "LockTimeoutError",
     "MemoryBackend",
     "NotFoundError",
     "Options",

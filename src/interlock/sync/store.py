@@ -26,7 +26,6 @@ from typing_extensions import TypeForm, deprecated
 
 from interlock.core import diagnosis, handles
 from interlock.core import isolation as modes
-from interlock.core.calls import READY
 from interlock.core.diagnosis import Entry, Outcome
 from interlock.core.engine import Engine
 from interlock.core.isolation import Isolation
@@ -35,13 +34,15 @@ from interlock.core.retry import RetryPolicy
 from interlock.core.retrying import Retrying
 from interlock.core.running import Committed, Running
 from interlock.core.space import MergeFunction, Resource
-from interlock.core.transaction import Transaction
 from interlock.errors import UsageError
 from interlock.keys import UserKey as Key
+from interlock.layers.desks import Desk
 from interlock.opening import backend_for, for_sync
 from interlock.ports import Backend, Runtime
 from interlock.runtime import BlockingRuntime
 from interlock.stepping import AgentSession, AgentView, AsyncFunctionInSyncCode, step, step_all
+from interlock.sync.attempts import Attempt, attempts_of
+from interlock.sync.holdings import Leasing
 from interlock.sync.log import TransactionLog
 
 V = TypeVar("V")
@@ -170,72 +171,10 @@ class Sessions(Generic[V]):
 
         Both managers are needed: the outer one decides whether there is another attempt."""
         chosen = choose(dict(options), retries=True) if options else DEFAULTS
-        return _attempts(Retrying(self._engine, self._resource, chosen))
+        return attempts_of(Retrying(self._engine, self._resource, chosen))
 
 
-def _attempts(retrying: Retrying) -> Iterator[Attempt[Any]]:
-    handles.refuse_nested_attempts(retrying.engine, retrying.chosen)
-    while True:
-        attempt: Attempt[Any] = Attempt(retrying)
-        yield attempt
-        if attempt._over():
-            return
-        step(retrying.pause())
-
-
-class Attempt(Generic[V]):
-    """One attempt of `attempts`: decides at its exit whether a failure allows another one."""
-
-    __slots__ = ("_done", "_entered", "_retrying", "_session", "_txn")
-
-    def __init__(self, retrying: Retrying) -> None:
-        self._retrying = retrying
-        self._txn: Transaction | None = None
-        self._session: AgentSession[V] | None = None
-        self._done = False
-        self._entered = False
-
-    def _over(self) -> bool:
-        """Whether there is no other attempt after this one."""
-        if not self._entered:
-            raise UsageError("an attempt was not entered; write `with attempt, attempt.session() as session:`")
-        return self._done
-
-    @property
-    def number(self) -> int:
-        """Which attempt this is, from 1."""
-        return self._retrying.attempt + (0 if self._entered else 1)
-
-    def __enter__(self) -> Self:
-        if self._entered:
-            raise UsageError("an attempt is entered once")
-        self._txn = step(self._retrying.begin())
-        self._txn.state = READY
-        self._entered = True
-        return self
-
-    def session(self) -> AgentSession[V]:
-        """The session of this attempt, to be entered inside it."""
-        if self._txn is None or self._session is not None:
-            raise UsageError("write `with attempt, attempt.session() as session:`, one session for each attempt")
-        self._txn.settle = self._retrying.settle
-        self._session = AgentSession(self._txn, self._retrying.home)
-        handles.prepare(self._session, self._retrying.home, self._retrying.chosen)
-        return self._session
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        txn = self._txn
-        assert txn is not None
-        txn.leave_gate()
-        if error is None:
-            self._done = True
-            return False
-        return handles.judge(self._retrying, error, txn)
-
-
-class Store(Sessions[Never]):
+class Store(Leasing, Sessions[Never]):
     """What a program opens: one backend, and the sessions on it. May be shared by threads and event loops.
 
     A session of the store itself is bound to no resource: it reads and writes through ``session.on(resource)``."""
@@ -261,6 +200,7 @@ class Store(Sessions[Never]):
             idempotency_ttl_seconds=idempotency_ttl_seconds,
             history_seconds=history_seconds,
         )
+        self._engine.locking = Desk(self._engine)
         self._resource = None
         self._origin: tuple[str, dict[str, Any]] | None = None
 

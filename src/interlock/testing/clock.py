@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 from interlock.errors import UsageError
-from interlock.ports import Runtime, Waiter
+from interlock.ports import Canceller, Job, Runtime, Waiter
 from interlock.runtime import AsyncRuntime, BlockingRuntime
 
 START_SECONDS: Final = 1_767_225_600.0
@@ -117,6 +118,18 @@ class _ClockRuntime:
     def waiter(self) -> Waiter:
         """A waiter whose time-outs are the clock's."""
         return _ClockWaiter(self._clock, self._world)
+
+    def spawn(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Job:
+        """Work in the background, whose waits are the clock's as well."""
+        return self._world.spawn(name, work)
+
+    def blocking(self) -> Runtime:
+        """The clock's runtime for threads."""
+        return self if not self.suspends else _ClockRuntime(self._clock, suspends=False)
+
+    def canceller(self) -> Canceller | None:
+        """The world's own."""
+        return self._world.canceller()
 
 
 class _ClockWaiter:

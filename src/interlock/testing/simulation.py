@@ -24,7 +24,7 @@ from interlock.backends.bridges import Delegate
 from interlock.backends.memory import MemoryBackend
 from interlock.errors import CommitUnknownError
 from interlock.model import CommitRequest, Key, Reply, Token
-from interlock.ports import Backend, Waiter
+from interlock.ports import Backend, Canceller, Job, Runtime, Waiter
 
 T = TypeVar("T")
 
@@ -210,6 +210,43 @@ class _SimulatedRuntime:
     def waiter(self) -> Waiter:
         """A waiter in virtual time."""
         return _SimulatedWaiter(self._simulation)
+
+    def spawn(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Job:
+        """One more agent, which takes its turns like the others."""
+        job = _SimulatedJob(work)
+        self._simulation.add(name, job.run)
+        return job
+
+    def blocking(self) -> Runtime:
+        """Itself."""
+        return self
+
+    def canceller(self) -> Canceller | None:
+        """None: an agent is a thread."""
+        return None
+
+
+class _SimulatedJob:
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._work = work
+        self._over = False
+
+    def run(self) -> None:
+        coroutine = self._work()
+        try:
+            coroutine.send(None)
+        except StopIteration:
+            return
+        finally:
+            self._over = True
+            coroutine.close()
+
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return not self._over
+
+    def cancel(self) -> None:
+        """No effect."""
 
 
 class _SimulatedWaiter:
