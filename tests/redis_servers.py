@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import redis
 
-from servers import free_port, missing
+from servers import fast_directory, free_port, missing
 
 REDIS: Final = "INTERLOCK_TEST_REDIS"
 """A ``redis://`` URL of a server with ``appendonly yes`` and ``appendfsync always``, in which stores may be made."""
@@ -38,10 +38,11 @@ def redis_binary() -> str | None:
 
 
 class RedisServer:
-    """A server of our own, which a test may kill and start again. ``settings`` are those of its configuration."""
+    """A server of our own, which a test may kill and start again. ``settings`` are those of its configuration; its data
+    lies below ``place``, or where files are fast."""
 
-    def __init__(self, binary: str, **settings: str) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="interlock-redis-", dir="/tmp"))
+    def __init__(self, binary: str, *, place: Path | None = None, **settings: str) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="interlock-redis-", dir=place or fast_directory()))
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}"
         self._binary = binary

@@ -64,7 +64,7 @@ def postgresql_binaries() -> Path | None:
     return next((Path(place) for place in found if Path(place, "initdb").exists()), None)
 
 
-def _fast_directory() -> str:
+def fast_directory() -> str:
     """Where data lies in memory if there is room, because thousands of tests make and drop tables."""
     memory = "/dev/shm"
     if os.path.isdir(memory) and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > _ROOM_BYTES:
@@ -80,7 +80,7 @@ class PostgreSQLServer:
     def __init__(self, binaries: Path, place: Path | None = None, settings: Mapping[str, str] | None = None) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="interlock-postgresql-", dir="/tmp"))
         self._settings = dict(settings or {})
-        self._data = tempfile.mkdtemp(prefix="interlock-postgresql-", dir=place or _fast_directory())
+        self._data = tempfile.mkdtemp(prefix="interlock-postgresql-", dir=place or fast_directory())
         self._user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
         if self._user is not None:
             for made in (self.directory, self._data):

@@ -9,7 +9,7 @@ import pytest
 
 from cases.support import World
 
-SERVERS = ("postgresql",)
+SERVERS = ("postgresql", "redis")
 """Engines whose server is started by a fixture that is named after them."""
 
 

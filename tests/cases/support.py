@@ -1,9 +1,9 @@
 """What the tests of this folder share: the worlds, and the store objects that a test opens in them.
 
-A world is an engine (memory, SQLite, PostgreSQL) and a colour (async, sync). Each test body is written once, as an
-async function over the names of `interlock`. In an async world it is awaited on asyncio. In a sync world the very same
-body runs over `interlock.sync`, whose objects are lifted into awaitable ones that are ready at once, and is driven to
-its end by one ``send(None)``. A body therefore awaits nothing but stores, and gives way by `World.give_way`.
+A world is an engine (memory, SQLite, PostgreSQL, Redis) and a colour (async, sync). Each test body is written once, as
+an async function over the names of `interlock`. In an async world it is awaited on asyncio. In a sync world the very
+same body runs over `interlock.sync`, whose objects are lifted into awaitable ones that are ready at once, and is driven
+to its end by one ``send(None)``. A body therefore awaits nothing but stores, and gives way by `World.give_way`.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ async def _rows(call: Callable[..., Iterator[Any]], args: Any, named: Any) -> As
 class World:
     """One engine in one colour, and the stores that a test opens there.
 
-    ``server`` is the URL of the engine's server, if it has one: the world is then a schema of its own there."""
+    ``server`` is the URL of the engine's server, if it has one: the world is then a store of its own there."""
 
     def __init__(self, name: str, directory: Path, server: str = "") -> None:
         self.engine, self.colour = name.split("-")
@@ -160,6 +160,8 @@ class World:
             self.url = f"sqlite:///{self.path}"
         elif self.engine == "postgresql":
             self.options = {"schema": f"case_{os.getpid()}_{next(_serial)}"}
+        else:
+            self.options = {"name": f"case_{os.getpid()}_{next(_serial)}"}
         self.awaits = self.colour == "async"
         self._opened: list[Any] = []
         self._runner: asyncio.Runner | None = None
@@ -236,6 +238,8 @@ class World:
                 self._runner.close()
             if self.engine == "postgresql":
                 drop_schema(self.url, self.options["schema"])
+            elif self.engine == "redis":
+                drop_keys(self.url, self.options["name"])
 
 
 def drop_schema(url: str, name: str) -> bool:
@@ -247,6 +251,15 @@ def drop_schema(url: str, name: str) -> bool:
         found = connection.execute("SELECT count(*) FROM pg_namespace WHERE nspname = %s", [name]).fetchone()
         connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(name)))
     return found == (1,)
+
+
+def drop_keys(url: str, name: str) -> bool:
+    """Remove a Redis store; whether there was one."""
+    import redis
+
+    with redis.Redis.from_url(url) as client:
+        keys = [key for key in client.scan_iter(count=10_000) if key.startswith(f"{{{name}}}:".encode())]
+        return bool(keys and client.delete(*keys))
 
 
 class Thread(Generic[T]):
@@ -288,7 +301,7 @@ def in_worlds(*names: str) -> Callable[[Body], Callable[..., None]]:
     return decorate
 
 
-ENGINES: Final = ("memory", "sqlite", "postgresql")
+ENGINES: Final = ("memory", "sqlite", "postgresql", "redis")
 
 everywhere = in_worlds(*(f"{engine}-{colour}" for engine in ENGINES for colour in ("async", "sync")))
 awaited = in_worlds(*(f"{engine}-async" for engine in ENGINES))
@@ -296,6 +309,7 @@ stepped = in_worlds(*(f"{engine}-sync" for engine in ENGINES))
 between_processes = in_worlds(*(f"{engine}-sync" for engine in ENGINES if engine != "memory"))
 on_sqlite = in_worlds("sqlite-async", "sqlite-sync")
 on_postgresql = in_worlds("postgresql-async", "postgresql-sync")
+on_redis = in_worlds("redis-async", "redis-sync")
 
 
 async def increment(session: Any, key: str = "n") -> int:

@@ -23,6 +23,7 @@ KINDS = {
     "key": 5,
     "sqlite": 8,
     "postgres": 9,
+    "redis": 2,
     "schema": 1,
 }
 """How many cases of each kind there are."""
