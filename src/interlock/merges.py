@@ -17,7 +17,7 @@ from decimal import Context, Decimal, Inexact
 from typing import Any, Final
 
 from interlock import codec
-from interlock.errors import ValueRefusedError
+from interlock.errors import BackendCorruptError, ValueRefusedError
 from interlock.model import BoundBroken, MergeRefused, Operation
 
 KINDS: Final = frozenset(("add", "append", "set_add", "set_remove", "maximum", "minimum", "last"))
@@ -28,10 +28,14 @@ _KIND_NAMES = {b"i": "an int", b"d": "a Decimal", b"l": "a list", b"s": "a set",
 
 
 def apply(before: bytes | None, operations: Iterable[Operation]) -> bytes:
-    """The stored form after the operations. Raises `BoundBroken` or `MergeRefused`; neither leaves anything behind."""
+    """The stored form after the operations. Raises `BoundBroken` or `MergeRefused`, and `BackendCorruptError` where stored
+    bytes are damaged; none leaves anything behind."""
     value = before
-    for operation in operations:
-        value = _APPLY[operation.kind](value, operation)
+    try:
+        for operation in operations:
+            value = _APPLY[operation.kind](value, operation)
+    except (ValueError, ArithmeticError, TypeError, LookupError) as error:
+        raise BackendCorruptError(f"a merge cannot be applied, stored bytes are damaged: {error}") from error
     if value is None:
         raise MergeRefused("a merge without operations")
     return value

@@ -26,7 +26,10 @@ def backend_for(url: str, options: dict[str, Any]) -> Backend:
     Raises `UsageError` for an unknown scheme or option, or a URL that makes no sense."""
     if type(url) is not str:
         raise UsageError(f"a URL is a str such as 'sqlite:///shop.db', not {type(url).__name__}")
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise UsageError(f"{url!r} is no URL: {error}") from None
     build = _SCHEMES.get(parts.scheme)
     if build is None or "://" not in url:
         raise UsageError(f"no backend for {url!r}; there are {', '.join(f'{scheme}://' for scheme in _SCHEMES)}")
