@@ -28,8 +28,8 @@ _KIND_NAMES = {b"i": "an int", b"d": "a Decimal", b"l": "a list", b"s": "a set",
 
 
 def apply(before: bytes | None, operations: Iterable[Operation]) -> bytes:
-    """The stored form after the operations. Raises `BoundBroken` or `MergeRefused`, and `BackendCorruptError` where stored
-    bytes are damaged; none leaves anything behind."""
+    """The stored form after the operations. Raises `BoundBroken` or `MergeRefused`, or `BackendCorruptError` where
+    stored bytes are damaged; none leaves anything behind."""
     value = before
     try:
         for operation in operations:

@@ -14,6 +14,8 @@ import sys
 from typing import Final
 from urllib.parse import quote
 
+import msgspec
+
 from interlock.errors import BackendCorruptError, BackendError, BackendUnavailableError, UsageError
 
 Connection = sqlite3.Connection
@@ -70,13 +72,22 @@ def connect(path: str, *, busy_seconds: float, read_only: bool) -> Connection:
     return connection
 
 
+FAILURES: Final = (sqlite3.Error, msgspec.DecodeError, ValueError, TypeError, LookupError, OverflowError)
+"""What reading a file can raise: SQLite's own errors, and those of damage that only we can see, since a row with a
+flipped bit is a row like any other to SQLite."""
+
+
 def code_of(error: sqlite3.Error) -> int:
     """SQLite's primary error code; 0 where the driver itself raised."""
     return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
 
 
-def failure(error: sqlite3.Error, path: str) -> BackendError:
-    """Our error for one of SQLite's, with the path and what to do. For errors that leave nothing written."""
+def failure(error: Exception, path: str) -> BackendError:
+    """Our error for one of `FAILURES`, with the path and what to do. For errors that leave nothing written."""
+    if not isinstance(error, sqlite3.Error):
+        if isinstance(error, FAILURES):
+            return BackendCorruptError(f"{path} holds what cannot be read; restore it from a backup ({error!r})")
+        return BackendUnavailableError(f"{path} cannot be used: {error!r}")
     code = code_of(error)
     if code in _CORRUPT:
         return BackendCorruptError(f"{path} {_CORRUPT[code]} ({error})")

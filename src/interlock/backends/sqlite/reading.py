@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from interlock.backends.sqlite import record as records
-from interlock.backends.sqlite.connection import CLOSED, Connection, connect, failure
+from interlock.backends.sqlite.connection import CLOSED, FAILURES, Connection, connect, failure
 from interlock.backends.sqlite.outcomes import recorded
 from interlock.backends.sqlite.statements import (
     COLUMNS,
@@ -87,8 +87,8 @@ class Reader:
             self.closed = True
             self.connection.close()
 
-    def failed(self, error: sqlite3.Error) -> InterlockError:
-        """Our error for one of SQLite's."""
+    def failed(self, error: Exception) -> InterlockError:
+        """Our error for one of `FAILURES`."""
         return UsageError(CLOSED) if self.closed else failure(error, self.path)
 
     # -- tokens --------------------------------------------------------------------------------------------------------
@@ -110,8 +110,8 @@ class Reader:
             with self.lock:
                 self._fresh()
                 return self._token_of(*self._execute(HEAD).fetchone())
-        except sqlite3.Error as error:
-            raise self.failed(error) from None
+        except FAILURES as error:
+            raise self.failed(error) from error
 
     def data_version(self) -> int:
         """A number that changes whenever another connection has committed."""
@@ -119,8 +119,8 @@ class Reader:
             with self.lock:
                 self._fresh()
                 return int(self._execute("PRAGMA data_version").fetchone()[0])
-        except sqlite3.Error as error:
-            raise self.failed(error) from None
+        except FAILURES as error:
+            raise self.failed(error) from error
 
     def is_behind(self, since: Token) -> bool:
         """Whether something is newer than a token."""
@@ -138,8 +138,8 @@ class Reader:
                 if len(keys) == 1:
                     return self._read_newest(keys[0]) if at is None else self._read_one(keys[0], at)
                 return self._read_many(keys, at)
-        except sqlite3.Error as error:
-            raise self.failed(error) from None
+        except FAILURES as error:
+            raise self.failed(error) from error
 
     def _read_newest(self, key: Key) -> Reading:
         head, identity, position, nonce, value, expires_at, trail = self._execute(
@@ -221,8 +221,8 @@ class Reader:
                 items, superseded = self._scan(span, token.position, limit, reverse)
                 self._check(token)
                 return Page(items[:limit], token, len(items) > limit, superseded)
-        except sqlite3.Error as error:
-            raise self.failed(error) from None
+        except FAILURES as error:
+            raise self.failed(error) from error
 
     def _scan(self, span: Span, snapshot: int, limit: int, reverse: bool) -> tuple[list[tuple[Key, Entry]], bool]:
         start, stop = span
@@ -270,8 +270,8 @@ class Reader:
                         break
                     row = records.image_of(key, records.decode(kept[2]))
                 return found
-        except sqlite3.Error as error:
-            raise self.failed(error) from None
+        except FAILURES as error:
+            raise self.failed(error) from error
 
     # -- judging -------------------------------------------------------------------------------------------------------
     def validate(self, request: CommitRequest) -> Reply:
@@ -290,8 +290,8 @@ class Reader:
                 token = self._token_of(state.head, state.head_id)
                 version = (state.head, int.from_bytes(state.head_id[8:], "big"))
                 return Reply(version, token, state.now, None, state.fetched(request))
-        except sqlite3.Error as error:
-            raise self.failed(error) from None
+        except FAILURES as error:
+            raise self.failed(error) from error
 
     def check_spans(self, request: CommitRequest) -> int:
         """Judge a request's spans ahead of its commit, without a lock; the position up to which they hold.
@@ -316,8 +316,8 @@ class Reader:
                 finally:
                     self._fresh()
                 return state.head
-        except sqlite3.Error as error:
-            raise self.failed(error) from None
+        except FAILURES as error:
+            raise self.failed(error) from error
 
     def _fresh(self) -> None:
         """End a transaction that an interrupt has left open: whoever reads in it would never see anything new."""
@@ -336,8 +336,8 @@ class Reader:
                 found, cursor = self._changes(begin, limit)
                 self._check(begin)
                 return found, cursor
-        except sqlite3.Error as error:
-            raise self.failed(error) from None
+        except FAILURES as error:
+            raise self.failed(error) from error
 
     def _changes(self, begin: Token, limit: int) -> tuple[list[Change], Token]:
         found: list[Change] = []
@@ -383,8 +383,8 @@ class Reader:
                 if forgotten is not None and identity <= forgotten[0]:
                     return Settled.FORGOTTEN, None
                 return Settled.UNSEEN, None
-        except sqlite3.Error as error:
-            raise self.failed(error) from None
+        except FAILURES as error:
+            raise self.failed(error) from error
 
     def _change_of(self, row: FeedRow) -> Change | None:
         """The change of one feed row; None if it is compacted just now."""

@@ -311,11 +311,7 @@ class Writer:
 
     def _failure(self, error: Exception) -> InterlockError:
         """Our error for whatever was raised where nothing was written."""
-        if isinstance(error, sqlite3.Error):
-            return failure(error, self.path)
-        if isinstance(error, InterlockError):
-            return error
-        return BackendUnavailableError(f"{self.path} cannot be used: {error!r}")
+        return error if isinstance(error, InterlockError) else failure(error, self.path)
 
     # -- trouble -------------------------------------------------------------------------------------------------------
     def _decide_anew(self, error: sqlite3.Error, batch: Batch, results: Answers, answers: Answers) -> None:
