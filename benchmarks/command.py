@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from benchmarks import machine, memory, peers, plots, postgresql, report, scale, sqlite
+from benchmarks import effects, machine, memory, peers, plots, postgresql, report, scale, sqlite
 from benchmarks.measure import Cell, interleave
 from benchmarks.report import Report
 
@@ -26,6 +26,7 @@ class What(enum.Enum):
     sqlite = "sqlite"
     postgresql = "postgresql"
     scale = "scale"
+    effects = "effects"
     all = "all"
 
 
@@ -43,6 +44,7 @@ DEFAULTS: dict[What, tuple[float, int]] = {
     What.sqlite: (0.5, 7),
     What.postgresql: (0.5, 7),
     What.scale: (0.15, 7),
+    What.effects: (0.5, 7),
 }
 """Seconds for each cell in each repetition, and repetitions."""
 
@@ -127,7 +129,7 @@ def _measure(
     console: Console,
 ) -> Report:
     plan = {part: (seconds or DEFAULTS[part][0], repetitions or DEFAULTS[part][1]) for part in parts}
-    if with_peers and (missing := peers.missing()):
+    if with_peers and (missing := [*peers.missing(), *effects.missing()]):
         console.print(f"[yellow]peers left out, not installed: {', '.join(missing)}[/yellow]")
     cells = {part: _cells(part, with_peers, urls.get(part, "")) for part in parts}
     settings = {
@@ -161,6 +163,8 @@ def _cells(part: What, with_peers: bool, url: str) -> list[Cell]:
         return memory.cells() + (peers.memory_cells() if with_peers else [])
     if part is What.sqlite:
         return sqlite.cells() + (peers.sqlite_cells(sqlite.TASKS, sqlite.THREADS) if with_peers else [])
+    if part is What.effects:
+        return effects.cells()
     return SERVERS[part].cells(url) if part in SERVERS else []
 
 

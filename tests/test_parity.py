@@ -10,7 +10,17 @@ import pytest
 import interlock
 import interlock.sync
 
-PAIRS = ("AgentSession", "AgentView", "Attempt", "Lease", "SharedResource", "Store", "TransactionLog")
+PAIRS = (
+    "AgentSession",
+    "AgentView",
+    "Attempt",
+    "EffectStore",
+    "IdempotentExecutor",
+    "Lease",
+    "SharedResource",
+    "Store",
+    "TransactionLog",
+)
 WORDS = (  # what the two worlds have to say differently
     ("plain synchronous", "such"),
     ("asynchronous", "such"),

@@ -140,8 +140,13 @@ def test_every_mark_has_a_table() -> None:
 
 def test_every_command_and_option_is_described() -> None:
     page = (REFERENCE / "command-line.md").read_text("utf-8")
-    commands: Any = get_command(app)
-    for name, command in commands.commands.items():
+    found: Any = get_command(app)
+    commands = {
+        f"{name} {below}".strip(): inner
+        for name, command in found.commands.items()
+        for below, inner in getattr(command, "commands", {"": command}).items()
+    }
+    for name, command in commands.items():
         assert f"| `{name}" in page, name
         flags = {flag for parameter in command.params for flag in parameter.opts if flag.startswith("--")}
         if name != "demo":  # its options are about the demonstration, and in its help

@@ -46,6 +46,11 @@ from interlock.errors import (
 )
 from interlock.keys import UserKey as Key
 from interlock.layers.effects.answers import CANNOT_TELL, NOT_HAPPENED, Happened
+from interlock.layers.effects.dispatching import Dispatched
+from interlock.layers.effects.executing import Executed
+from interlock.layers.effects.reconciling import Reconciled
+from interlock.layers.effects.records import Effect, EffectStatus
+from interlock.layers.effects.store import EffectStore, IdempotentExecutor
 from interlock.layers.errors import (
     DeadlockError,
     FencedError,
@@ -101,17 +106,23 @@ __all__ = [
     "DeadlockError",
     "Deferred",
     "Delete",
+    "Dispatched",
+    "Effect",
     "EffectError",
     "EffectFailedError",
     "EffectInProgressError",
+    "EffectStatus",
+    "EffectStore",
     "EffectUnknownError",
     "Entry",
+    "Executed",
     "FailedUndo",
     "FencedError",
     "FencingToken",
     "Happened",
     "IdempotencyInProgressError",
     "IdempotencyMismatchError",
+    "IdempotentExecutor",
     "InterlockError",
     "InvariantError",
     "Isolation",
@@ -130,6 +141,7 @@ __all__ = [
     "Outcome",
     "RangeConflict",
     "ReadConflict",
+    "Reconciled",
     "RetriesExhaustedError",
     "RetryPolicy",
     "SQLiteBackend",

@@ -12,6 +12,7 @@ is then woken; a waiter that gives up (cancelled) passes on what it was handed.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from typing import Final
@@ -130,3 +131,56 @@ class KeysInUse:
                 del self._counts[record]
             else:
                 self._counts[record] = (fingerprint, count - 1)
+
+
+class Flight:
+    """An idempotent call that runs at this moment in this process, and those who wait for its answer."""
+
+    __slots__ = ("answer", "fingerprint", "waiters")
+
+    def __init__(self, fingerprint: bytes) -> None:
+        self.fingerprint = fingerprint
+        self.waiters: list[Waiter] | None = None
+        self.answer: object = None
+        """What the one who runs leaves to the others, before it lands; None: each finds out for itself."""
+
+
+class Flights:
+    """The flights of one store object: one for each key, begun by the first caller. Others wait without polling.
+
+    Nothing relies on this for safety: between processes the commit decides."""
+
+    __slots__ = ("_flights", "_mutex", "_process")
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._flights: dict[Key, Flight] = {}
+        self._process = os.getpid()
+
+    def enter(self, key: Key, fingerprint: bytes) -> tuple[Flight, bool]:
+        """The flight of a key, and whether the caller has begun it, and so has to end it with `land`."""
+        with self._mutex:
+            if self._process != os.getpid():  # forked: what flies there is the parent's
+                self._flights, self._process = {}, os.getpid()
+            flight = self._flights.get(key)
+            if flight is not None:
+                return flight, False
+            flight = self._flights[key] = Flight(fingerprint)
+            return flight, True
+
+    def board(self, key: Key, flight: Flight, waiter: Waiter) -> bool:
+        """Have a waiter woken when the flight lands; False if it has landed already."""
+        with self._mutex:
+            if self._flights.get(key) is not flight:
+                return False
+            flight.waiters = flight.waiters or []
+            flight.waiters.append(waiter)
+            return True
+
+    def land(self, key: Key, flight: Flight) -> None:
+        """End a flight and wake everybody on board."""
+        with self._mutex:
+            if self._flights.get(key) is flight:
+                del self._flights[key]
+        for waiter in flight.waiters or ():
+            waiter.wake()

@@ -20,6 +20,7 @@ A backend knows keys, versions and expiring entries. It does not know resources,
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -119,6 +120,10 @@ class Runtime(Protocol):
 
     def uniform(self, low: float, high: float) -> float:
         """A random number between ``low`` and ``high``."""
+
+    def shield(self) -> contextlib.AbstractContextManager[object]:
+        """While it is entered, what is awaited is not ended again by a cancellation that was raised before: for putting
+        things in order on the way out. (Where each cancellation is raised once, it does nothing.)"""
 
     async def sleep(self, seconds: float) -> None:
         """Wait. A blocking runtime waits in slices, so that Ctrl-C is prompt."""

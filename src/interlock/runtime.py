@@ -11,6 +11,7 @@ twice is the same as once, and waking after the caller has gone (cancelled, its 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import threading
@@ -93,6 +94,10 @@ class BlockingRuntime:
 
     monotonic = staticmethod(time.monotonic)
     time = staticmethod(time.time)
+
+    def shield(self) -> contextlib.AbstractContextManager[object]:
+        """Nothing: an interrupt is raised once."""
+        return contextlib.nullcontext()
 
     async def sleep(self, seconds: float) -> None:
         """Block the thread, in slices of 50 ms so that Ctrl-C is prompt."""
@@ -220,6 +225,14 @@ class AsyncRuntime:
 
     monotonic = staticmethod(time.monotonic)
     time = staticmethod(time.time)
+
+    def shield(self) -> contextlib.AbstractContextManager[object]:
+        """With trio, where a cancelled scope ends every wait inside it, a shielded one; with asyncio, where a
+        cancellation is raised once, nothing."""
+        if _asyncio_loop() is not None:
+            return contextlib.nullcontext()
+        scope: contextlib.AbstractContextManager[object] = _running_trio().CancelScope(shield=True)
+        return scope
 
     async def sleep(self, seconds: float) -> None:
         """Suspend the task."""

@@ -41,6 +41,8 @@ from interlock.core.space import MergeFunction, Resource
 from interlock.errors import UsageError
 from interlock.keys import UserKey as Key
 from interlock.layers.desks import Desk
+from interlock.layers.effects.outbox import open_journal
+from interlock.layers.effects.store import EffectStore
 from interlock.layers.leases import Leasing
 from interlock.opening import backend_for, for_async
 from interlock.ports import Backend, Runtime
@@ -187,6 +189,7 @@ class Store(Leasing, Sessions[Never]):
         )
         self._engine.locking = Desk(self._engine)
         self._resource = None
+        self._journal = open_journal(self._engine)
         self._origin: tuple[str, dict[str, Any]] | None = None
 
     @overload
@@ -206,6 +209,11 @@ class Store(Leasing, Sessions[Never]):
     def log(self) -> TransactionLog:
         """The feed of committed transactions."""
         return TransactionLog(self._engine)
+
+    @property
+    def effects(self) -> EffectStore:
+        """The journal of effects, and the outbox."""
+        return EffectStore(self._journal)
 
     async def compact(self, *, progress: Callable[[int], object] | None = None) -> int:
         """Drop everything older than ``history_seconds`` and every expired record now. The store does it by itself in

@@ -79,6 +79,8 @@ _LIFTED: Final = (
     interlock.sync.Attempt,
     interlock.sync.Lease,
     interlock.sync.TransactionLog,
+    interlock.sync.EffectStore,
+    interlock.sync.IdempotentExecutor,
 )
 _PLAIN: Final = {
     "resource",
@@ -118,9 +120,11 @@ class Lifted:
             return lambda *args, **named: lift(value(*map(_bare, args), **_bare_all(named)))
         if name == "invariant":
             return lambda rule, check: value(rule, sink(check))
+        if name == "handler":
+            return lambda effect, act, **named: value(effect, sink(act), **_sunk_all(named))
 
         async def call(*args: Any, **named: Any) -> Any:
-            return lift(value(*[sink(_bare(arg)) for arg in args], **_bare_all(named)))
+            return lift(value(*[sink(_bare(arg)) for arg in args], **_sunk_all(named)))
 
         return call
 
@@ -137,6 +141,10 @@ def _bare(value: Any) -> Any:
 
 def _bare_all(named: dict[str, Any]) -> dict[str, Any]:
     return {name: _bare(value) for name, value in named.items()}
+
+
+def _sunk_all(named: dict[str, Any]) -> dict[str, Any]:
+    return {name: sink(value) for name, value in _bare_all(named).items()}
 
 
 async def _rows(call: Callable[..., Iterator[Any]], args: Any, named: Any) -> AsyncIterator[Any]:
@@ -177,6 +185,10 @@ class World:
     def over(self, backend: Any, **settings: Any) -> Any:
         """A store object over a backend that the test has made."""
         return self._keep(self._colour.Store(backend, **{"agent": "tester", **settings}))
+
+    def executor(self, store: Any, **settings: Any) -> Any:
+        """An executor over a store of this world."""
+        return lift(self._colour.IdempotentExecutor(_bare(store), **settings))
 
     def backend(self) -> Any:
         """A new backend object of the world's data, to be wrapped."""

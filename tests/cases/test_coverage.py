@@ -24,6 +24,7 @@ KINDS = {
     "sqlite": 8,
     "postgres": 9,
     "redis": 2,
+    "journal": 3,
     "schema": 1,
 }
 """How many cases of each kind there are."""

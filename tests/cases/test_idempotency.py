@@ -15,8 +15,16 @@ from cases.cancelling import at_every_suspension
 from cases.faults import Pausing
 from cases.support import PATIENCE_SECONDS, World, awaited, between_processes, everywhere, increment, put, rows
 from cases.workers import Worker
-from interlock import IdempotencyMismatchError, LimitExceededError, Outcome, UsageError
+from interlock import (
+    EffectStatus,
+    EffectUnknownError,
+    IdempotencyMismatchError,
+    LimitExceededError,
+    Outcome,
+    UsageError,
+)
 from interlock.backends.memory import MemoryBackend
+from layers.effects_support import Acts
 
 
 async def charge(session: Any, amount: int, note: str = "") -> int:
@@ -193,6 +201,45 @@ async def test_R046_a_cancelled_call_leaves_the_key_free_or_used(world: World) -
         ends[used] += 1
     assert min(ends.values()) >= 2, "cancelled before and after the commit"
     assert ends[False] >= 4
+
+
+@everywhere
+async def test_R045_an_effect_that_fails_before_or_after_it_began(world: World) -> None:
+    store, acts = world.open(), Acts()
+    executor = world.executor(store)
+    acts.raises = [ValueError("declined"), TimeoutError("sent, and no answer")]
+    with pytest.raises(ValueError):
+        await executor.execute("before", acts.charge, 5)
+    with pytest.raises(TimeoutError):
+        await executor.execute("after", acts.charge, 5)
+    again = await executor.execute_detailed("before", acts.charge, 5)
+    assert (again.value["charged"], again.replayed) == (5, False)
+    assert (await executor.execute_detailed("before", acts.charge, 5)).replayed
+    with pytest.raises(EffectUnknownError):
+        await executor.execute("after", acts.charge, 5)
+    assert (await store.effects.get("after")).status is EffectStatus.UNKNOWN
+    assert len(acts.calls) == 3
+
+
+@awaited
+async def test_R046_an_effect_that_is_cancelled_is_free_or_unknown(world: World) -> None:
+    store = world.over(Pausing(world.backend()))
+    executor = world.executor(store, claim_seconds=600)
+    begun: list[str] = []
+    ends: list[EffectStatus | None] = []
+
+    async def act(key: str) -> str:
+        begun.append(key)
+        for _ in range(5):
+            await world.give_way()
+        return key
+
+    async for number, cancelled in at_every_suspension(lambda at: executor.execute(f"K{at}", act, f"K{at}")):
+        effect = await store.effects.get(f"K{number}")
+        ends.append(None if effect is None else effect.status)
+        assert (ends[-1] is None) == (f"K{number}" not in begun)
+        assert cancelled or ends[-1] is EffectStatus.SUCCEEDED
+    assert set(ends) == {None, EffectStatus.UNKNOWN, EffectStatus.SUCCEEDED}
 
 
 @everywhere

@@ -237,3 +237,21 @@ async def test_R126_one_limit_for_the_length_of_a_key(world: World) -> None:
         with pytest.raises(UsageError):
             await resource.run(put, key, 1)
     assert len(await rows(resource.scan())) == stored
+
+
+@everywhere
+async def test_R123_effects_do_not_run_into_each_other(world: World) -> None:
+    store = world.open()
+    pairs = [("users", "archive:k"), ("users:archive", "k"), ("a-b", "c"), ("a", "b-c"), ("a\0", "b"), ("a", "\0b")]
+    sent: list[Any] = []
+
+    async def send(payload: Any, idempotency_key: str) -> None:
+        sent.append((payload, idempotency_key))
+
+    async with store.session() as session:
+        for effect, key in pairs:
+            store.effects.handler(effect, send)
+            await session.stage(effect, effect, key=key)
+    await store.effects.dispatch()
+    assert sorted(sent) == sorted(pairs)
+    assert len({(each.effect, each.key) for each in await store.effects.list()}) == len(pairs)

@@ -104,6 +104,28 @@ async def test_R027_a_cancellation_that_comes_with_a_conflict_is_not_run_again(w
 
 
 @everywhere
+async def test_R028_what_losing_attempts_stage_is_dropped(world: World) -> None:
+    store, rival = world.open(), world.open()
+    state = store.resource("state")
+    sent: list[int] = []
+
+    async def send(payload: int) -> None:
+        sent.append(payload)
+
+    async def body(session: Any) -> None:
+        await session.stage("mail", session.attempt, key=f"attempt {session.attempt}")
+        value = await session.read("hot", 0)
+        if session.attempt < 3:
+            await rival.resource("state").run(increment, "hot", detached=True)
+        await session.write("hot", value + 1)
+
+    store.effects.handler("mail", send)
+    await state.run(body)
+    await store.effects.dispatch()
+    assert sent == [3]
+
+
+@everywhere
 async def test_R028_only_the_winning_attempt_counts(world: World) -> None:
     state = world.open().resource("state")
     outer: list[int] = []

@@ -24,22 +24,26 @@ import interlock.sync
 from cases.support import drop_schema
 
 TESTS = Path(__file__).parent.parent
+LIBRARY = str(Path(interlock.sync.__file__).parent.parent.parent.absolute())
+"""Where the library under test is: a worker runs the same, wherever it is started."""
 
 Place = str | tuple[str, dict[str, Any]]
 """A URL, or a URL and the options of `interlock.open` (`cases.support.World.place`)."""
 
 
 class Worker:
-    """A process that does one of the jobs below."""
+    """A process that does one of the jobs below, or of another module that has jobs."""
+
+    module = "cases.workers"
 
     def __init__(self, job: str, *, environment: dict[str, str] | None = None, **arguments: Any) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "cases.workers", job, json.dumps(arguments)],
+            [sys.executable, "-m", self.module, job, json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=TESTS,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, "PYTHONPATH": LIBRARY, **(environment or {})},
         )
 
     def line(self) -> str:

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 import interlock
-from interlock.cli import feed, state
+from interlock.cli import effects, feed, state
 from interlock.cli.exits import EXIT_HELP, Exit
 from interlock.cli.forms import json_text
 from interlock.demo.command import demo
@@ -53,11 +53,13 @@ app = typer.Typer(
 )
 
 
-def _add(command: Callable[..., None], *, epilog: str | None = EXIT_HELP, **settings: Any) -> None:
+def _add(
+    command: Callable[..., None], *, to: typer.Typer = app, epilog: str | None = EXIT_HELP, **settings: Any
+) -> None:
     """Add a command; its help is its docstring, folded to the width of the terminal except for the examples."""
     paragraphs = (inspect.getdoc(command) or "").split("\n\n")
     folded = [part if part.startswith("\b") else " ".join(part.splitlines()) for part in paragraphs]
-    app.command(help="\n\n".join(folded), epilog=epilog, **settings)(command)
+    to.command(help="\n\n".join(folded), epilog=epilog, **settings)(command)
 
 
 _add(state.get)
@@ -68,6 +70,16 @@ _add(feed.log)
 _add(feed.outcome)
 _add(feed.compact)
 _add(demo, epilog=None)
+
+effect_commands = typer.Typer(
+    no_args_is_help=True, help="Acts on the outside world, and what became of them.", epilog=EXIT_HELP
+)
+app.add_typer(effect_commands, name="effects")
+_add(effects.list_effects, to=effect_commands, name="list")
+_add(effects.show, to=effect_commands)
+_add(effects.reconcile, to=effect_commands)
+_add(effects.resolve, to=effect_commands)
+_add(effects.dispatch, to=effect_commands)
 
 
 def _show_version(wanted: bool) -> None:

@@ -11,7 +11,7 @@ batch, so that history, feed and expired records stay bounded without anybody sc
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from interlock.codec import VALUE_BYTES
@@ -35,6 +35,8 @@ HOUSEKEEPING_COMMITS: Final = 512
 """After how many commits of one store object a batch is compacted."""
 HOUSEKEEPING_LIMIT: Final = 2048
 """How many feed records one batch may drop; more than come in, so that a backlog shrinks."""
+
+Stage = Callable[[Transaction, str, Any, str], Coroutine[Any, Any, None]]
 
 log = logging.getLogger("interlock")
 
@@ -76,6 +78,10 @@ class Engine:
         self.gates = Gates(runtime)
         self.keys_in_use = KeysInUse()
         self.closed = False
+        self.stage: Stage | None = None
+        """How a session stages an effect; set by the layer that keeps them."""
+        self.closing: list[Callable[[], None]] = []
+        """What layers do before the backend is closed."""
         self._spaces: dict[str, Space] = {}
         self._resources: dict[tuple[str, Any], Resource] = {}
         self.commits = 0
@@ -190,4 +196,6 @@ class Engine:
         self.closed = True
         if self.locking is not None:
             self.locking.close()
+        for close in self.closing:
+            close()
         await self.backend.close()

@@ -78,6 +78,14 @@ def doom(txn: Transaction, reason: str) -> None:
     txn.doom(TransactionError(f"doomed: {reason}", transaction_id=transaction_text(txn.id)))
 
 
+def stage(txn: Transaction, effect: str, payload: Any, key: str) -> Coroutine[Any, Any, None]:
+    """`AgentSession.stage` of both worlds."""
+    staging = txn.engine.stage
+    if staging is None:
+        raise UsageError("this store keeps no effects")
+    return staging(txn, effect, payload, key)
+
+
 def finish(txn: Transaction) -> Coroutine[Any, Any, Reply | None]:
     """Commit; a replay ends the session without writing."""
     if txn.settle is not None:

@@ -210,6 +210,14 @@ class AgentSession(AgentView[V]):
         """Await ``fn(*args)`` once for each function and arguments, also over re-runs: the place for model calls."""
         return self._admit(memos.memo(self._txn, fn, args))
 
+    def stage(self, effect: str, payload: object, *, key: str) -> Call[None]:
+        """Intend an effect: it is committed with this session, or not at all, and executed after that by
+        `EffectStore.dispatch`, at least once, with the handler of its name.
+
+        ``key`` names the one intended act; staging the same again does nothing, with another payload it raises
+        `IdempotencyMismatchError`. Effects that share a key are executed in the order of their commits."""
+        return self._admit(handles.stage(self._txn, effect, payload, key))
+
     def check(self) -> Call[None]:
         """`ConflictError` now if anything read has changed, else the snapshot moves forward."""
         return self._admit(extension.check(self._txn))

@@ -44,6 +44,10 @@ from interlock.errors import (
 )
 from interlock.keys import UserKey as Key
 from interlock.layers.effects.answers import CANNOT_TELL, NOT_HAPPENED, Happened
+from interlock.layers.effects.dispatching import Dispatched
+from interlock.layers.effects.executing import Executed
+from interlock.layers.effects.reconciling import Reconciled
+from interlock.layers.effects.records import Effect, EffectStatus
 from interlock.layers.errors import (
     DeadlockError,
     FencedError,
@@ -72,6 +76,7 @@ from interlock.saga.snapshot import Snapshot, snapshot
 from interlock.saga.tools import carry, compensable
 from interlock.stepping import AgentSession, AgentView
 from interlock.sync.attempts import Attempt
+from interlock.sync.effects import EffectStore, IdempotentExecutor
 from interlock.sync.holdings import Lease
 from interlock.sync.log import TransactionLog
 from interlock.sync.store import SharedResource, Store, open
@@ -100,17 +105,23 @@ __all__ = [
     "DeadlockError",
     "Deferred",
     "Delete",
+    "Dispatched",
+    "Effect",
     "EffectError",
     "EffectFailedError",
     "EffectInProgressError",
+    "EffectStatus",
+    "EffectStore",
     "EffectUnknownError",
     "Entry",
+    "Executed",
     "FailedUndo",
     "FencedError",
     "FencingToken",
     "Happened",
     "IdempotencyInProgressError",
     "IdempotencyMismatchError",
+    "IdempotentExecutor",
     "InterlockError",
     "InvariantError",
     "Isolation",
@@ -129,6 +140,7 @@ __all__ = [
     "Outcome",
     "RangeConflict",
     "ReadConflict",
+    "Reconciled",
     "RetriesExhaustedError",
     "RetryPolicy",
     "SQLiteBackend",

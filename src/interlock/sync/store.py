@@ -37,11 +37,13 @@ from interlock.core.space import MergeFunction, Resource
 from interlock.errors import UsageError
 from interlock.keys import UserKey as Key
 from interlock.layers.desks import Desk
+from interlock.layers.effects.outbox import open_journal
 from interlock.opening import backend_for, for_sync
 from interlock.ports import Backend, Runtime
 from interlock.runtime import BlockingRuntime
 from interlock.stepping import AgentSession, AgentView, AsyncFunctionInSyncCode, step, step_all
 from interlock.sync.attempts import Attempt, attempts_of
+from interlock.sync.effects import EffectStore
 from interlock.sync.holdings import Leasing
 from interlock.sync.log import TransactionLog
 
@@ -202,6 +204,7 @@ class Store(Leasing, Sessions[Never]):
         )
         self._engine.locking = Desk(self._engine)
         self._resource = None
+        self._journal = open_journal(self._engine)
         self._origin: tuple[str, dict[str, Any]] | None = None
 
     @overload
@@ -221,6 +224,11 @@ class Store(Leasing, Sessions[Never]):
     def log(self) -> TransactionLog:
         """The feed of committed transactions."""
         return TransactionLog(self._engine)
+
+    @property
+    def effects(self) -> EffectStore:
+        """The journal of effects, and the outbox."""
+        return EffectStore(self._journal)
 
     def compact(self, *, progress: Callable[[int], object] | None = None) -> int:
         """Drop everything older than ``history_seconds`` and every expired record now. The store does it by itself in

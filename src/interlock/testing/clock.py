@@ -13,6 +13,7 @@ when the loop gets to them, all at the new time.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections.abc import Callable, Coroutine
@@ -107,6 +108,10 @@ class _ClockRuntime:
         self.time = clock.time
         self.random_bits = clock.random_bits
         self.uniform = clock.uniform
+
+    def shield(self) -> contextlib.AbstractContextManager[object]:
+        """The world's own."""
+        return self._world.shield()
 
     async def sleep(self, seconds: float) -> None:
         """Until the clock has been advanced so far; a blocking caller advances it itself."""

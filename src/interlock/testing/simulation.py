@@ -15,6 +15,7 @@ of an engine is not: for that there are real threads, processes and servers.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -216,6 +217,10 @@ class _SimulatedRuntime:
         job = _SimulatedJob(work)
         self._simulation.add(name, job.run)
         return job
+
+    def shield(self) -> contextlib.AbstractContextManager[object]:
+        """Nothing: nobody is cancelled here."""
+        return contextlib.nullcontext()
 
     def blocking(self) -> Runtime:
         """Itself."""

@@ -1,0 +1,130 @@
+"""The cells of the effect journal: acts executed at most once for their keys, on one new SQLite file, synchronous=FULL.
+
+Each call has a new key and an act that does nothing but return a small dict, so what is measured is the journal: the
+intent before the act, the result after it. Compared by effects per second with the two libraries of PyPI that do the
+same, `exactly-once` and `agent-once`, each used as its documentation shows and made as durable: every commit of theirs
+is synced to the disk (`PRAGMA synchronous=FULL`). They stand in the place of floors.
+
+Callers are threads for the peers, which have no other way to be concurrent on SQLite, and threads or tasks for us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from pathlib import Path
+from typing import Any, Final
+
+import interlock
+import interlock.sync
+from benchmarks.measure import Cell, Measure, Sample, Target
+from benchmarks.sqlite import drive, drive_threads, url_of
+
+PACKAGES: Final = {"exactly_once": "exactly-once", "once": "agent-once"}
+"""Module -> what to install."""
+CALLERS: Final = (1, 16)
+AT_LEAST: Final = {1: 2.0, 16: 5.0}
+"""How many times the effects per second of either peer, by the number of callers."""
+
+
+def missing() -> list[str]:
+    """What would have to be installed for all peers."""
+    return [package for module, package in PACKAGES.items() if importlib.util.find_spec(module) is None]
+
+
+def cells(callers: tuple[int, ...] = CALLERS) -> list[Cell]:
+    """All of them; the peers first, if they are installed."""
+    found: list[Cell] = []
+    absent = missing()
+    peers = {"exactly-once": _exactly_once, "agent-once": _agent_once}
+    for count in callers:
+        group = f"effects on SQLite FULL, {count} at once"
+        targets = tuple(Target(name, AT_LEAST.get(count, 1.0)) for name in peers if name not in absent)
+        found += [Cell(group, name, peer(count), floor=True) for name, peer in peers.items() if name not in absent]
+        for durable, said in ((False, ""), (True, ", durable results")):
+            found += [
+                Cell(group, f"async execute{said}", _tasks(count, durable=durable), targets=() if durable else targets),
+                Cell(
+                    group, f"sync execute{said}", _threads(count, durable=durable), targets=() if durable else targets
+                ),
+            ]
+    return found
+
+
+async def act(order: str) -> dict[str, str]:
+    """What is executed: nothing."""
+    return {"id": order}
+
+
+def act_now(order: str) -> dict[str, str]:
+    """The same in synchronous code."""
+    return {"id": order}
+
+
+def _tasks(count: int, *, durable: bool) -> Measure:
+    def measure(seconds: float, directory: Path) -> Sample:
+        async def work() -> Sample:
+            async with interlock.open(url_of(directory), agent="benchmark") as store:
+                executor = interlock.IdempotentExecutor(store, durable_results=durable)
+
+                async def call(key: str, idempotency_key: str) -> object:
+                    return await executor.execute(idempotency_key, act, idempotency_key)
+
+                return await drive(call, count, seconds)
+
+        return asyncio.run(work())
+
+    return measure
+
+
+def _threads(count: int, *, durable: bool) -> Measure:
+    def measure(seconds: float, directory: Path) -> Sample:
+        with interlock.sync.open(url_of(directory), agent="benchmark") as store:
+            executor = interlock.sync.IdempotentExecutor(store, durable_results=durable)
+
+            def call(key: str, idempotency_key: str) -> object:
+                return executor.execute(idempotency_key, act_now, idempotency_key)
+
+            return drive_threads([call] * count, seconds)
+
+    return measure
+
+
+def _exactly_once(count: int) -> Measure:
+    """A decorated function over one store object, which has one connection under a lock."""
+
+    def measure(seconds: float, directory: Path) -> Sample:
+        import exactly_once
+
+        store: Any = exactly_once.Store.sqlite(str(directory / "peer.db"))
+        store._conn.execute("PRAGMA synchronous=FULL")  # it opens its file with NORMAL, which syncs no commit
+        guarded: Any = exactly_once.once(store, key=lambda order: order)(act_now)
+
+        def call(key: str, idempotency_key: str) -> object:
+            return guarded(idempotency_key)
+
+        try:
+            return drive_threads([call] * count, seconds)
+        finally:
+            store.close()
+
+    return measure
+
+
+def _agent_once(count: int) -> Measure:
+    """One object for all threads, which has a connection for each of them; durable as it comes."""
+
+    def measure(seconds: float, directory: Path) -> Sample:
+        import once
+
+        peer: Any = once.Once(path=directory / "peer.db")
+
+        def call(key: str, idempotency_key: str) -> object:
+            return peer.execute(fn=act_now, key=idempotency_key, order=idempotency_key)
+
+        try:
+            return drive_threads([call] * count, seconds)
+        finally:
+            peer.close()
+
+    return measure
