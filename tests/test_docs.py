@@ -23,6 +23,8 @@ from types import CodeType, ModuleType
 
 import pytest
 
+import interlock
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CLI = [sys.executable, "-c", "import sys; from interlock.cli import main; sys.exit(main())"]
@@ -66,6 +68,7 @@ def run_command(words: list[str], directory: Path) -> None:
     """Run one of our own commands as a user would. Raises `AssertionError` with what it said if it fails."""
     assert words[0] == "interlock", f"a block that begins with our command goes on with {words[0]!r}"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("INTERLOCK_")}
+    environment["PYTHONPATH"] = str(Path(interlock.__file__).parent.parent.absolute())  # the one that is tested
     done = subprocess.run(
         CLI + words[1:], cwd=directory, env=environment, capture_output=True, text=True, timeout=100, check=False
     )

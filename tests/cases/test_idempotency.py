@@ -225,6 +225,7 @@ async def test_R045_an_effect_that_fails_before_or_after_it_began(world: World) 
 async def test_R046_an_effect_that_is_cancelled_is_free_or_unknown(world: World) -> None:
     store = world.over(Pausing(world.backend()))
     executor = world.executor(store, claim_seconds=600)
+    await store.effects.get("to open the store")
     begun: list[str] = []
     ends: list[EffectStatus | None] = []
 
