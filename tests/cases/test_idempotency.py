@@ -240,7 +240,15 @@ async def test_R046_an_effect_that_is_cancelled_is_free_or_unknown(world: World)
         ends.append(None if effect is None else effect.status)
         assert (ends[-1] is None) == (f"K{number}" not in begun)
         assert cancelled or ends[-1] is EffectStatus.SUCCEEDED
-    assert set(ends) == {None, EffectStatus.UNKNOWN, EffectStatus.SUCCEEDED}
+    if not world.is_server:  # where each cancelled call costs a connection, the next one suspends at other places
+        assert set(ends) == {None, EffectStatus.UNKNOWN, EffectStatus.SUCCEEDED}
+    call = asyncio.create_task(executor.execute("K", act, "K"))
+    while "K" not in begun:
+        await world.give_way()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert (await store.effects.get("K")).status is EffectStatus.UNKNOWN
 
 
 @everywhere
