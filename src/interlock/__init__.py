@@ -74,8 +74,10 @@ from interlock.saga.errors import (
     StepFailedError,
 )
 from interlock.saga.records import FailedUndo, SagaReport
+from interlock.saga.recovery import RecoveryReport
 from interlock.saga.saga import Saga
 from interlock.saga.scope import AsyncSagaScope, Step, current_saga
+from interlock.saga.serving import DeadLetters
 from interlock.saga.snapshot import Snapshot, snapshot
 from interlock.saga.tools import carry, compensable
 from interlock.store import SharedResource, Store, open
@@ -102,6 +104,7 @@ __all__ = [
     "Conflict",
     "ConflictError",
     "Cursor",
+    "DeadLetters",
     "DeadlineExceededError",
     "DeadlockError",
     "Deferred",
@@ -142,6 +145,7 @@ __all__ = [
     "RangeConflict",
     "ReadConflict",
     "Reconciled",
+    "RecoveryReport",
     "RetriesExhaustedError",
     "RetryPolicy",
     "SQLiteBackend",

@@ -47,6 +47,7 @@ from interlock.layers.leases import Leasing
 from interlock.opening import backend_for, for_async
 from interlock.ports import Backend, Runtime
 from interlock.runtime import AsyncRuntime
+from interlock.saga.serving import Sagas
 
 V = TypeVar("V")
 W = TypeVar("W")
@@ -161,7 +162,7 @@ class Sessions(Generic[V]):
         return Attempts(Retrying(self._engine, self._resource, chosen))
 
 
-class Store(Leasing, Sessions[Never]):
+class Store(Leasing, Sagas, Sessions[Never]):
     """What a program opens: one backend, and the sessions on it. May be shared by threads and event loops.
 
     A session of the store itself is bound to no resource: it reads and writes through ``session.on(resource)``."""

@@ -70,6 +70,7 @@ class SagaScope(Scope[S]):
         frame = self._frame.innermost()
         record = declare(fn, args, {}, frame.state, **options)
         frame.refuse_async(record)
+        frame.refuse_blocking("a step")
         return step(frame.start(record, False))
 
     @overload
@@ -86,6 +87,7 @@ class SagaScope(Scope[S]):
         records = declare_all(frame, steps)
         for record in records:
             frame.refuse_async(record)
+        frame.refuse_blocking("parallel")
         return step(frame.parallel(records, Blocking()))
 
     @overload

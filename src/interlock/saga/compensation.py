@@ -24,7 +24,7 @@ from typing import Any
 
 from interlock.core.retry import backoff_seconds
 from interlock.core.transaction import current as open_session
-from interlock.errors import UsageError
+from interlock.errors import InterlockError, UsageError
 from interlock.saga.deferred import drop, run_deferred
 from interlock.saga.errors import CompensationError, SagaClosedError, StepFailedError
 from interlock.saga.frames import CLOSING, COMMITTED, INCOMPLETE, JOINED, OPEN, UNDOING, UNDONE, Frame, current
@@ -40,20 +40,29 @@ async def finish(frame: Frame, error: BaseException | None) -> BaseException | N
             return None
         error = frame.doomed
     if error is None:
+        late: BaseException | None = None
         try:
             await _make_ready(frame)
             if frame.parent is not None:
                 _join(frame, frame.parent)
+            elif frame.course.recorder is not None:
+                acts = [each._record for each in frame.deferred]
+                _, late = await frame.world.shielded(frame.course.recorder.decide(acts))
         except BaseException as wrong:
             error = wrong
         else:
-            return None if frame.parent is not None else await _commit(frame)
+            return None if frame.parent is not None else await _commit(frame) or late
     return await roll_back(frame, error)
 
 
 def _commit_at_once(frame: Frame) -> bool:
     """The end of a root with nothing to wait for, to check or to run."""
-    if frame.invariants or frame.parent is not None or any(call.cr_frame is not None for call in frame.calls):
+    if (
+        frame.invariants
+        or frame.parent is not None
+        or frame.course.recorder is not None
+        or any(call.cr_frame is not None for call in frame.calls)
+    ):
         return False
     with frame.course.lock:
         if frame.running or frame.children or frame.doubtful or frame.deferred or frame.doomed is not None:
@@ -82,6 +91,8 @@ async def _make_ready(frame: Frame) -> None:
             if record.state is State.UNKNOWN:
                 await settle(frame, record)
         frame.records = [record for record in frame.records if record.state is not State.FAILED]
+        if frame.course.recorder is not None:
+            frame.course.recorder.refuse_unreached(frame)
     await frame.check()
 
 
@@ -115,7 +126,7 @@ async def _commit(frame: Frame) -> BaseException | None:
     if not frame.deferred:
         frame.status = COMMITTED
         return None
-    failed, interruption = await frame.world.shielded(_forward(frame))
+    failed, interruption = await frame.world.shielded(go_forward(frame))
     frame.status = COMMITTED if failed is None else INCOMPLETE
     if interruption is not None:
         if failed is not None:
@@ -125,10 +136,14 @@ async def _commit(frame: Frame) -> BaseException | None:
     return failed
 
 
-async def _forward(frame: Frame) -> StepFailedError | None:
+async def go_forward(frame: Frame) -> StepFailedError | None:
+    """Run the deferred acts, as part of no saga and no session."""
     outer, session = current.set(UNDOING), open_session.set(None)
     try:
-        return await run_deferred(frame)
+        failed = await run_deferred(frame)
+        if frame.course.recorder is not None and failed is None:
+            await frame.course.recorder.committed()
+        return failed
     finally:
         open_session.reset(session)
         current.reset(outer)
@@ -194,16 +209,39 @@ async def _undo_all(frame: Frame, error: BaseException) -> None:
     try:
         await _await_running(frame, frame.course.shield_seconds)
         _absorb(frame)
-        for record in reversed(frame.all_records()):
-            await _undo_one(frame, record, error)
+        whole = await _undo_steps(frame, error)
         _restore(frame, error)
         drop(frame.deferred)
         frame.records = [record for record in frame.records if record.state is not State.FAILED]
-        whole = not frame.failures and all(each.state is not State.UNKNOWN for each in frame.records)
+        whole = whole and not frame.failures and all(each.state is not State.UNKNOWN for each in frame.records)
         frame.status = UNDONE if whole else INCOMPLETE
     finally:
         open_session.reset(session)
         current.reset(outer)
+
+
+async def _undo_steps(frame: Frame, error: BaseException) -> bool:
+    """Undo every step, newest first; False: it had to be left to whoever holds the saga's journal."""
+    recorder = frame.course.recorder
+    if recorder is None:
+        for record in reversed(frame.all_records()):
+            await _undo_one(frame, record, error)
+        return True
+    if recorder.lost:
+        return False
+    try:
+        await recorder.roll_back(frame)
+        for record in reversed(frame.all_records()):
+            await _undo_one(frame, record, error)
+        if frame.parent is None:
+            left = any(each.state in (State.UNKNOWN, State.UNDO_FAILED) for each in frame.records)
+            await recorder.ended(not left)
+    except InterlockError as failure:
+        failed = FailedUndo(frame.course.id, "writing the journal", {}, None, failure, error)
+        if not recorder.lost:
+            frame.failures.append(failed)
+        return False
+    return True
 
 
 def _absorb(frame: Frame) -> None:
@@ -222,19 +260,29 @@ def _absorb(frame: Frame) -> None:
 
 
 async def _undo_one(frame: Frame, record: StepRecord, error: BaseException) -> None:
+    recorder = frame.course.recorder
+    if recorder is not None and record.state in (State.DONE, State.UNKNOWN):
+        recorder.find_functions(record)
     if record.state is State.UNKNOWN:
         await settle(frame, record)
+    if record.state is State.UNKNOWN and not record.undo_unknown and recorder is not None:
+        await recorder.left(record, record.error)
     if record.state is not State.DONE and not (record.state is State.UNKNOWN and record.undo_unknown):
         return
-    if record.undo is None:
+    if record.undo is None and record.undo_error is None:
         record.state = State.UNDONE
         return
-    failure = await _attempts(frame, record, error)
+    if recorder is not None and record.undo is not None:
+        await recorder.undoing(record)
+    failure = record.undo_error or await _attempts(frame, record, error)
     if failure is None:
         record.state = State.UNDONE
+        if recorder is not None:
+            await recorder.undone(record)
         return
     record.state, record.undo_error = State.UNDO_FAILED, failure
-    await _report_failure(frame, record, failure, error)
+    letter = None if recorder is None else await recorder.left(record, failure)
+    await _report_failure(frame, record, failure, error, letter)
 
 
 async def _attempts(frame: Frame, record: StepRecord, error: BaseException) -> BaseException | None:
@@ -276,9 +324,11 @@ def _undo_call(frame: Frame, record: StepRecord, error: BaseException) -> Callab
     return call
 
 
-async def _report_failure(frame: Frame, record: StepRecord, failure: BaseException, cause: BaseException) -> None:
+async def _report_failure(
+    frame: Frame, record: StepRecord, failure: BaseException, cause: BaseException, letter: str | None
+) -> None:
     arguments = dict(record.bound)
-    failed = FailedUndo(frame.course.id, record.label(), arguments, record.result, failure, cause)
+    failed = FailedUndo(frame.course.id, record.label(), arguments, record.result, failure, cause, letter)
     frame.failures.append(failed)
     await _tell(frame, failed)
 

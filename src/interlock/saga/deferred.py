@@ -88,10 +88,13 @@ def drop(deferred: list[Deferred[Any]]) -> None:
 async def run_deferred(frame: Frame) -> StepFailedError | None:
     """Run the acts of a root in order; the error that ends it at the first that fails."""
     waiting = list(frame.deferred)
+    recorder = frame.course.recorder
     for place, each in enumerate(waiting):
         record = each._record
         await _run(frame, record)
         if record.state is not State.DONE:
+            if recorder is not None and not recorder.lost:
+                await recorder.deferred_failed(record)
             rest = waiting[place + 1 :]
             drop(rest)
             name, left = record.label(), [later._record.label() for later in rest]
@@ -107,6 +110,7 @@ async def run_deferred(frame: Frame) -> StepFailedError | None:
 async def _run(frame: Frame, record: StepRecord) -> None:
     if record.takes_key:
         record.named = {**record.named, "idempotency_key": frame.step_key(record)}
+    recorder = frame.course.recorder
 
     async def act() -> Any:
         value = record.fn(*record.arguments, **record.named)
@@ -115,7 +119,11 @@ async def _run(frame: Frame, record: StepRecord) -> None:
         return value
 
     try:
-        record.result = await frame.world.limited(act, frame.course.shield_seconds)
+        if recorder is None:
+            record.result = await frame.world.limited(act, frame.course.shield_seconds)
+        elif not await recorder.begin_deferred(frame, record):
+            record.result = await frame.world.limited(act, frame.course.shield_seconds)
+            await recorder.done(frame, record)
         record.state = State.DONE
     except BaseException as error:
         record.error = error

@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextvars import ContextVar
 from contextvars import Token as ContextToken
 from types import CoroutineType
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from interlock.errors import InvariantError, UsageError
 from interlock.ports import Waiter
@@ -34,6 +34,9 @@ from interlock.saga.matching import is_async, name_of
 from interlock.saga.records import SagaReport, State, StepRecord, labels, may_have_happened
 from interlock.saga.snapshot import Snapshot
 from interlock.saga.worlds import World
+
+if TYPE_CHECKING:
+    from interlock.saga.recording import Recorder
 
 OPEN, CLOSING, COMMITTED, JOINED, UNDONE, INCOMPLETE = range(6)
 _STATUS: Final[dict[int, Literal["running", "committed", "undone", "incomplete"]]] = {
@@ -62,16 +65,20 @@ current: ContextVar[Frame | Undoing | None] = ContextVar("interlock_saga", defau
 class Course:
     """What all frames of one root share: the lock, the order of steps, who waits, the id, the journal."""
 
-    __slots__ = ("id", "journal", "lock", "next_order", "next_position", "shield_seconds", "waiters")
+    __slots__ = (
+        "id", "key_prefix", "key_suffix", "lock", "next_order", "next_position", "recorder", "shield_seconds",
+        "waiters",
+    )  # fmt: skip
 
-    def __init__(self, shield_seconds: float, saga_id: str | None = None, journal: Any = None) -> None:
+    def __init__(self, shield_seconds: float, saga_id: str | None = None, recorder: Recorder | None = None) -> None:
         self.lock = threading.Lock()
         self.next_order = 0
         self.next_position = 0
         self.waiters: list[Waiter] = []
         self.shield_seconds = shield_seconds
-        self.id = saga_id
-        self.journal = journal
+        self.id = self.key_prefix = saga_id
+        self.key_suffix = ""
+        self.recorder = recorder
 
     def number(self) -> int:
         """The next number in the order of what happens."""
@@ -185,11 +192,12 @@ class Frame:
         record.thread = threading.get_ident()
         with course.lock:
             self.admit()
-            record.position = course.next_position
-            course.next_position += 1
+            if record.position < 0:
+                record.position = course.next_position
+                course.next_position += 1
             self.running.add(record)
 
-    def ended(self, record: StepRecord, state: State) -> None:
+    def ended(self, record: StepRecord, state: State, *, keep: bool = True) -> None:
         """A step has ended. Raises `SagaClosedError` if the saga had to end without it."""
         course = self.course
         with course.lock:
@@ -198,7 +206,7 @@ class Frame:
             record.state = state if waited_for else State.UNKNOWN
             record.order = course.next_order
             course.next_order += 1
-            if waited_for and state is not State.FAILED:
+            if waited_for and keep and state is not State.FAILED:
                 self.records.append(record)
                 self.doubtful = self.doubtful or state is State.UNKNOWN
             waiters = tuple(course.waiters)
@@ -211,12 +219,13 @@ class Frame:
 
     def step_key(self, record: StepRecord) -> str:
         """The step's idempotency key: the caller's, or one made of saga and place."""
-        if record.given_key is None:
+        if record.key is None:
             course = self.course
             if course.id is None:
-                course.id = f"{self.world.runtime.random_bits(64):016x}"
-            record.given_key = f"{course.id}:{record.step_id or record.position}"
-        return record.given_key
+                course.id = course.key_prefix = f"{self.world.runtime.random_bits(64):016x}"
+            made = record.given_key or f"{course.key_prefix}:{record.step_id or record.position}"
+            record.key = made + course.key_suffix
+        return record.key
 
     def start(self, record: StepRecord, awaits: bool) -> Coroutine[Any, Any, Any]:
         """Run a declared step, then check the invariants; ``awaits`` is False where the caller steps."""
@@ -235,6 +244,10 @@ class Frame:
 
         Raises the error of the one that failed, or a group where several did."""
         awaits = world.runtime.suspends
+        with self.course.lock:
+            for record in records:  # in their own order, whoever begins first
+                record.position = self.course.next_position
+                self.course.next_position += 1
         outcomes = await world.together([functools.partial(self.step, record, awaits) for record in records])
         errors = [error for _, error in outcomes if error is not None]
         if len(errors) == 1:
@@ -247,7 +260,12 @@ class Frame:
     async def step(self, record: StepRecord, awaits: bool) -> Any:
         """Run a declared step and keep what became of it."""
         self.begin(record)
+        recorder = self.course.recorder
         try:
+            if recorder is not None and await recorder.begin(self, record):
+                self.ended(record, State.DONE, keep=not recorder.settled)
+                return record.result
+            record.called = True
             if record.takes_key:
                 record.named = {**record.named, "idempotency_key": self.step_key(record)}
             value = record.fn(*record.arguments, **record.named)
@@ -255,10 +273,14 @@ class Frame:
                 value = await self._settle_step(record, value, awaits)
         except BaseException as error:
             record.error = error
-            self.ended(record, State.UNKNOWN if may_have_happened(error) else State.FAILED)
+            self.ended(record, State.UNKNOWN if record.called and may_have_happened(error) else State.FAILED)
+            if recorder is not None and record.state is State.FAILED and not recorder.lost:
+                await recorder.failed(record)
             raise
         record.result = value
         self.ended(record, State.DONE)
+        if recorder is not None:
+            await recorder.done(self, record)
         return value
 
     async def _settle_step(self, record: StepRecord, value: Any, awaits: bool) -> Any:
@@ -276,7 +298,17 @@ class Frame:
             record.position = self.course.next_position
             self.course.next_position += 1
             self.deferred.append(deferred)
+        if self.course.recorder is not None:
+            self.course.recorder.admit_deferred(self, record)
         return deferred
+
+    def refuse_blocking(self, call: str) -> None:
+        """Raises `UsageError` where a plain call would have to write a journal that is awaited."""
+        if self.course.recorder is not None and self.world.runtime.suspends:
+            raise UsageError(
+                f"{call} in a durable asynchronous saga has to be awaited: make the function async, or use "
+                "`await saga.step(...)`"
+            )
 
     def refuse_async(self, record: StepRecord) -> None:
         """Raises `UsageError` for an async function in synchronous code, before it is called."""

@@ -112,9 +112,12 @@ class StepRecord:
 
     __slots__ = (
         "arguments",
+        "called",
         "error",
         "fn",
         "given_key",
+        "key",
+        "loaded",
         "name",
         "named",
         "order",
@@ -124,13 +127,16 @@ class StepRecord:
         "source",
         "state",
         "step_id",
+        "stored",
         "takes_key",
         "thread",
         "undo",
         "undo_error",
         "undo_retry",
+        "undo_source",
         "undo_unknown",
         "verify",
+        "verify_source",
     )
 
     def __init__(self, fn: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -140,11 +146,17 @@ class StepRecord:
         self.takes_key = False
         self.plan: Plan | None = None
         self.undo: Undo | None = None
+        self.undo_source: Undo | None = None
         self.undo_retry: RetryPolicy | None = None
         self.undo_unknown = False
         self.undo_error: BaseException | None = None
         self.verify: Callable[[str], Any] | None = None
+        self.verify_source: Callable[[str], Any] | None = None
         self.given_key: str | None = None
+        self.key: str | None = None
+        self.stored: dict[str, Any] | None = None
+        self.loaded: dict[str, Any] | None = None
+        self.called = False
         self.step_id: str | None = None
         self.name: str | None = None
         self.state = State.RUNNING
@@ -157,9 +169,11 @@ class StepRecord:
     @property
     def bound(self) -> dict[str, Any]:
         """The arguments by name. Raises `UsageError` where they do not fit the function."""
+        if self.loaded is not None:  # known from a journal, not from a call
+            return self.loaded
         named = self.named
         if self.takes_key and "idempotency_key" not in named:  # it is filled in when the step begins
-            named = {**named, "idempotency_key": self.given_key}
+            named = {**named, "idempotency_key": self.key}
         return matching.bind(self.fn, self.arguments, named)
 
     def label(self) -> str:
@@ -209,7 +223,9 @@ def declare(
         raise UsageError(f"undo_retry is a RetryPolicy, not {type(undo_retry).__name__}")
     if undo_unknown and undo is None:
         raise UsageError("undo_unknown=True needs an undo")
-    record.verify, record.undo_retry, record.undo_unknown = verify, undo_retry, undo_unknown
+    record.verify_source, record.undo_retry, record.undo_unknown = verify, undo_retry, undo_unknown
+    record.verify = None if verify is None else plain(verify)
+    record.undo_source = undo
     record.undo = None if undo is None else plain(undo)
     _fit(record, state)
     return record

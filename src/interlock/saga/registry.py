@@ -2,7 +2,7 @@
 
 A journal is data: the names in it must not make a program import or call anything that its author has not meant. So
 only functions decorated with `compensable` are found, by ``compensable(name=...)`` or by module and qualified name, and
-nothing here imports."""
+those that this very process has passed as an undo; nothing here imports."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ def register(made: Any, own: Declared) -> None:
     _registered[path] = made
 
 
+def note_undo(undo: Any) -> None:
+    """Make a function known that this program itself has used as an undo."""
+    _registered.setdefault(path_of(undo), undo)
+
+
 def _place(own: Declared | None) -> tuple[Any, Any]:
     return (None, None) if own is None else (own.fn.__module__, getattr(own.fn, "__qualname__", None))
 
@@ -46,4 +51,5 @@ def find(path: str, modules: Collection[str] = ()) -> Any:
     if made is None:
         return None
     own = declared(made)
-    return made if own is not None and (not modules or own.fn.__module__ in modules) else None
+    module = getattr(made if own is None else own.fn, "__module__", None)
+    return made if not modules or module in modules else None

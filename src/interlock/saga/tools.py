@@ -102,7 +102,10 @@ def _sync_tool(own: Declared) -> Callable[..., Any]:
         if frame is None:
             return own.fn(*args, **_with_key(own, args, named))
         record = _record(call, own, frame, args, named)
-        return frame.defer(record) if own.kind == "irreversible" else step(frame.start(record, False))
+        if own.kind == "irreversible":
+            return frame.defer(record)
+        frame.refuse_blocking(matching.name_of(own.fn))
+        return step(frame.start(record, False))
 
     return call
 

@@ -70,6 +70,7 @@ from interlock.saga.errors import (
     StepFailedError,
 )
 from interlock.saga.records import FailedUndo, SagaReport
+from interlock.saga.recovery import RecoveryReport
 from interlock.saga.saga import Saga
 from interlock.saga.scope import AsyncSagaScope, Step
 from interlock.saga.snapshot import Snapshot, snapshot
@@ -79,6 +80,7 @@ from interlock.sync.attempts import Attempt
 from interlock.sync.effects import EffectStore, IdempotentExecutor
 from interlock.sync.holdings import Lease
 from interlock.sync.log import TransactionLog
+from interlock.sync.sagas import DeadLetters
 from interlock.sync.store import SharedResource, Store, open
 
 __all__ = [
@@ -101,6 +103,7 @@ __all__ = [
     "Conflict",
     "ConflictError",
     "Cursor",
+    "DeadLetters",
     "DeadlineExceededError",
     "DeadlockError",
     "Deferred",
@@ -141,6 +144,7 @@ __all__ = [
     "RangeConflict",
     "ReadConflict",
     "Reconciled",
+    "RecoveryReport",
     "RetriesExhaustedError",
     "RetryPolicy",
     "SQLiteBackend",

@@ -46,6 +46,7 @@ from interlock.sync.attempts import Attempt, attempts_of
 from interlock.sync.effects import EffectStore
 from interlock.sync.holdings import Leasing
 from interlock.sync.log import TransactionLog
+from interlock.sync.sagas import Sagas
 
 V = TypeVar("V")
 W = TypeVar("W")
@@ -176,7 +177,7 @@ class Sessions(Generic[V]):
         return attempts_of(Retrying(self._engine, self._resource, chosen))
 
 
-class Store(Leasing, Sessions[Never]):
+class Store(Leasing, Sagas, Sessions[Never]):
     """What a program opens: one backend, and the sessions on it. May be shared by threads and event loops.
 
     A session of the store itself is bound to no resource: it reads and writes through ``session.on(resource)``."""

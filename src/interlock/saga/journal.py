@@ -1,0 +1,209 @@
+"""The journal of a durable saga: ordinary records in the system space of any backend.
+
+One record for the saga (``saga``: name, id), one for each step (``sagastep``: name, id, run, place), one for each dead
+letter. A *run* is one pass of the program through the saga; an id that was undone and is entered again gets the next
+run, and so other idempotency keys. What is written when, and why that is enough:
+
+- **begun**, before a step's function is called, with everything that its undo will need. So an effect without a record
+  is impossible; a step that is only begun when its coordinator dies may or may not have happened: it is UNKNOWN.
+- **done**, with the result. From here on the step is undone by whoever ends the saga, and is never called again.
+- **undoing**, before an undo is called, **undone** behind it. An undo that was interrupted runs again (at least once,
+  with a key of its own).
+- The saga itself: **running**, then **undoing** or **decided** (only if something irreversible follows), then
+  **committed**, **undone** or **incomplete**. Once it says *undoing* nothing goes forward any more, once it says
+  *decided* nothing goes back.
+
+Every write is one conditional commit that expects the record's version as this coordinator last wrote it *and* the
+saga's lease as it was granted. So of two coordinators only the holder can write; the other one learns it at its next
+write, which comes before its next act, and stops: `SagaClosedError`, and it undoes nothing, because whoever holds the
+lease does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from interlock.core.engine import Engine
+from interlock.errors import SnapshotTooOldError
+from interlock.layers.ledger import Kind, Ledger, Record
+from interlock.model import ABSENT, CommitRefused, Delete, Expectation, Key, Token, Version, Write
+from interlock.saga.errors import SagaClosedError
+
+SAGAS: Final = Kind("saga")
+STEPS: Final = Kind("sagastep")
+LETTERS: Final = Kind("sagaletter")
+
+RUNNING, UNDOING, DECIDED, COMMITTED, UNDONE, INCOMPLETE = (
+    "running", "undoing", "decided", "committed", "undone", "incomplete",
+)  # fmt: skip
+ENDED: Final = (COMMITTED, UNDONE)
+"""Nothing is left to do."""
+
+Place = int | str
+
+
+class Fence(Protocol):
+    """What keeps other coordinators out: a lease."""
+
+    async def acquire(self) -> None:
+        """Take it. Raises `LeaseUnavailableError` while another one holds it."""
+
+    def expectations(self) -> dict[Key, Expectation]:
+        """What a commit expects that only the holder may make."""
+
+    async def release(self) -> None:
+        """Give it back."""
+
+
+class Journal:
+    """The records of one run of one saga, as its coordinator writes them."""
+
+    def __init__(self, engine: Engine, name: str, saga_id: str, agent: str, fence: Fence) -> None:
+        self.engine = engine
+        self.ledger = Ledger(engine)
+        self.name = name
+        self.saga_id = saga_id
+        self.agent = agent
+        self.fence = fence
+        self.lost = False
+        self.head_key = SAGAS.key(name, saga_id)
+        self.head: dict[str, Any] = {}
+        self.steps: dict[Place, dict[str, Any]] = {}
+        self._versions: dict[Key, Expectation] = {}
+        self._token: Token | None = None
+
+    @property
+    def run(self) -> int:
+        """Which pass through the saga this is, from 1."""
+        number: int = self.head.get("run", 1)
+        return number
+
+    @property
+    def title(self) -> str:
+        """The saga in reports: ``name/id``."""
+        return f"{self.name}/{self.saga_id}"
+
+    def step_key(self, place: Place) -> Key:
+        """Where a step of this run lies."""
+        return STEPS.key(self.name, self.saga_id, self.run, place)
+
+    def letter_id(self, place: Place) -> str:
+        """The name of a step's dead letter."""
+        return f"{self.title}/{self.run}/{place}"
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+    async def load(self) -> bool:
+        """Read the saga and the steps of its last run; whether there is one."""
+        found = await self.ledger.read(SAGAS, [self.head_key])
+        head = found.records[0]
+        self._versions[self.head_key] = ABSENT if head.version is None else head.version
+        if head.value is None:
+            return False
+        self.head = dict(head.value)
+        self.steps.clear()
+        after: tuple[Any, ...] | None = None
+        while True:
+            page = await self.ledger.scan(STEPS, (self.name, self.saga_id, self.run), after=after)
+            for record in page.records:
+                self._learn(record)
+            if not page.more:
+                return True
+            after = STEPS.parts(page.records[-1].key)
+
+    def _learn(self, record: Record) -> None:
+        if record.value is not None and record.version is not None:
+            place = STEPS.parts(record.key)[-1]
+            self.steps[place] = dict(record.value)
+            self._versions[record.key] = record.version
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+    async def open_run(self, number: int, facts: Mapping[str, Any]) -> None:
+        """Begin a run. Its steps have keys of their own."""
+        self.steps.clear()
+        at = await self.engine.backend.now()
+        self.head = {**facts, "status": RUNNING, "run": number, "agent": self.agent, "at": at}
+        await self._write({self.head_key: SAGAS.put(self.head)})
+
+    async def set_status(self, status: str, extra: Mapping[Key, Write] | None = None) -> None:
+        """Move the saga on, with other records in the same commit."""
+        head = {**self.head, "status": status}
+        await self._write({self.head_key: SAGAS.put(head), **(extra or {})})
+        self.head = head
+
+    async def write_step(
+        self, place: Place, changes: Mapping[str, Any], letter: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write a step's record anew, and its dead letter with it."""
+        value = {**self.steps.get(place, {}), **changes}
+        writes: dict[Key, Write] = {self.step_key(place): STEPS.put(value)}
+        if letter is not None:
+            key = LETTERS.key(self.letter_id(place))
+            self._versions.setdefault(key, ABSENT)
+            writes[key] = LETTERS.put({
+                "name": self.name, "id": self.saga_id, "run": self.run, "place": place, **letter,
+            })  # fmt: skip
+        await self._write(writes)
+        self.steps[place] = value
+
+    async def drop_letter(self, place: Place, changes: Mapping[str, Any]) -> None:
+        """Write a step's record anew and take its dead letter away."""
+        value = {**self.steps.get(place, {}), **changes}
+        key = LETTERS.key(self.letter_id(place))
+        await self._know(key)
+        writes: dict[Key, Write] = {self.step_key(place): STEPS.put(value)}
+        if self._versions[key] is not ABSENT:
+            writes[key] = Delete()
+        await self._write(writes)
+        self.steps[place] = value
+
+    async def _know(self, key: Key) -> None:
+        if key not in self._versions:
+            found = await self.ledger.read(LETTERS, [key])
+            version = found.records[0].version
+            self._versions[key] = ABSENT if version is None else version
+
+    async def know_letter(self, place: Place) -> None:
+        """Learn whether a step has a dead letter already, before one is written."""
+        await self._know(LETTERS.key(self.letter_id(place)))
+
+    async def _write(self, writes: Mapping[Key, Write]) -> None:
+        expected = {key: self._versions.get(key, ABSENT) for key in writes}
+        try:
+            done = await self._commit(writes, expected)
+        except CommitRefused as refused:
+            self.lost = True
+            raise SagaClosedError(
+                f"saga {self.title} was taken over by another process, which goes on with it or undoes it; nothing "
+                "more is done here"
+            ) from refused
+        self._token = done.token
+        for key, write in writes.items():
+            if type(write) is Delete:
+                self._versions[key] = ABSENT
+            elif done.version is not None:
+                self._versions[key] = done.version
+
+    async def _commit(self, writes: Mapping[Key, Write], expected: dict[Key, Expectation]) -> Any:
+        expected = {**expected, **self.fence.expectations()}
+        try:
+            return await self.ledger.commit(
+                writes, expected, agent=self.agent, quiet=True, snapshot=self._token, operation=f"saga {self.name}"
+            )
+        except SnapshotTooOldError:  # thought longer than history is kept
+            return await self.ledger.commit(
+                writes, expected, agent=self.agent, quiet=True, operation=f"saga {self.name}"
+            )
+
+    # -- as a part of somebody else's commit ---------------------------------------------------------------------------
+    def carried(self, place: Place, changes: Mapping[str, Any]) -> tuple[dict[Key, Write], dict[Key, Expectation]]:
+        """A step's record for the commit of a session of the same store, and what that commit has to expect."""
+        key = self.step_key(place)
+        value = {**self.steps.get(place, {}), **changes}
+        return {key: STEPS.put(value)}, {key: self._versions.get(key, ABSENT), **self.fence.expectations()}
+
+    def carried_done(self, place: Place, changes: Mapping[str, Any], version: Version | None) -> None:
+        """That commit has happened."""
+        self.steps[place] = {**self.steps.get(place, {}), **changes}
+        if version is not None:
+            self._versions[self.step_key(place)] = version
