@@ -8,13 +8,13 @@ import enum
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from benchmarks import effects, machine, memory, peers, plots, postgresql, report, scale, sqlite
+from benchmarks import effects, machine, memory, peers, plots, postgresql, redis, report, scale, sqlite
 from benchmarks.measure import Cell, interleave
 from benchmarks.report import Report
 
@@ -25,6 +25,7 @@ class What(enum.Enum):
     memory = "memory"
     sqlite = "sqlite"
     postgresql = "postgresql"
+    redis = "redis"
     scale = "scale"
     effects = "effects"
     all = "all"
@@ -43,13 +44,14 @@ DEFAULTS: dict[What, tuple[float, int]] = {
     What.memory: (0.03, 41),
     What.sqlite: (0.5, 7),
     What.postgresql: (0.5, 7),
+    What.redis: (0.5, 7),
     What.scale: (0.15, 7),
     What.effects: (0.5, 7),
 }
 """Seconds for each cell in each repetition, and repetitions."""
 
 
-SERVERS: Final = {What.postgresql: postgresql}
+SERVERS: Final[dict[What, Any]] = {What.postgresql: postgresql, What.redis: redis}
 """The parts that measure a server, and the modules that start it."""
 
 
@@ -105,7 +107,7 @@ def measure(
     """Make the cells and measure them, with a progress bar."""
     parts = [part for part in DEFAULTS if what in (part, What.all)]
     with contextlib.ExitStack() as stack:
-        urls: dict[What, str] = {}
+        urls: dict[What, Any] = {}
         for part in [part for part in parts if part in SERVERS]:
             try:
                 urls[part] = stack.enter_context(SERVERS[part].server(url, directory))
@@ -119,7 +121,7 @@ def measure(
 
 def _measure(
     parts: list[What],
-    urls: dict[What, str],
+    urls: dict[What, Any],
     seconds: float | None,
     repetitions: int | None,
     keys: int,
@@ -131,7 +133,7 @@ def _measure(
     plan = {part: (seconds or DEFAULTS[part][0], repetitions or DEFAULTS[part][1]) for part in parts}
     if with_peers and (missing := [*peers.missing(), *effects.missing()]):
         console.print(f"[yellow]peers left out, not installed: {', '.join(missing)}[/yellow]")
-    cells = {part: _cells(part, with_peers, urls.get(part, "")) for part in parts}
+    cells = {part: _cells(part, with_peers, urls.get(part)) for part in parts}
     settings = {
         part.value: {"seconds": part_seconds, "repetitions": count} for part, (part_seconds, count) in plan.items()
     }
@@ -158,14 +160,15 @@ def _measure(
     return found
 
 
-def _cells(part: What, with_peers: bool, url: str) -> list[Cell]:
+def _cells(part: What, with_peers: bool, place: Any) -> list[Cell]:
     if part is What.memory:
         return memory.cells() + (peers.memory_cells() if with_peers else [])
     if part is What.sqlite:
         return sqlite.cells() + (peers.sqlite_cells(sqlite.TASKS, sqlite.THREADS) if with_peers else [])
     if part is What.effects:
         return effects.cells()
-    return SERVERS[part].cells(url) if part in SERVERS else []
+    found: list[Cell] = SERVERS[part].cells(place) if part in SERVERS else []
+    return found
 
 
 def _stepper(

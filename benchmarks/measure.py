@@ -25,12 +25,14 @@ _LATENCIES: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One cell in one repetition. ``latencies_seconds`` is sorted."""
+    """One cell in one repetition. ``latencies_seconds`` is sorted. ``server_seconds`` is what a server has needed for
+    one commit, where it says so."""
 
     commits: int
     wall_seconds: float
     cpu_seconds: float
     latencies_seconds: list[float]
+    server_seconds: float | None = None
 
     @property
     def rate(self) -> float:
@@ -59,7 +61,8 @@ class Target:
 class Cell:
     """Something to be measured. Cells of one group are compared with the floors of that group.
 
-    ``by_cpu``: the ratio is that of processor time (less is better), not of commits per second (more is better)."""
+    ``by_cpu``: the ratio is that of processor time (less is better), not of commits per second (more is better).
+    ``server_times``: how many times the server's time for the first floor of the group this cell may need."""
 
     group: str
     name: str
@@ -67,6 +70,7 @@ class Cell:
     floor: bool = False
     by_cpu: bool = False
     targets: tuple[Target, ...] = ()
+    server_times: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,8 @@ class Figures:
     cpu_us: float
     latency_ms: dict[str, float]
     ratios: list[Ratio] = field(default_factory=list)
+    server_us: float | None = None
+    server_ratio: Ratio | None = None
 
 
 Step = Callable[[str], None]
@@ -154,7 +160,31 @@ def _figures(
         1e6 * statistics.median(sample.cpu for sample in samples),
         {str(percent): 1e3 * percentile(pooled, percent) for percent in PERCENTILES},
         ratios,
+        _server_us(samples),
+        _server_ratio(cell, samples, cells, found),
     )
+
+
+def _server_us(samples: list[Sample]) -> float | None:
+    times = [sample.server_seconds for sample in samples if sample.server_seconds is not None]
+    return 1e6 * statistics.median(times) if times else None
+
+
+def _server_ratio(
+    cell: Cell, samples: list[Sample], cells: Sequence[Cell], found: dict[tuple[str, str], list[Sample]]
+) -> Ratio | None:
+    """The server's time beside that for the first floor of the group."""
+    first = next((other for other in cells if other.floor and other.group == cell.group), cell)
+    pairs = sorted(
+        own.server_seconds / least.server_seconds
+        for own, least in zip(samples, found[first.group, first.name], strict=True)
+        if own.server_seconds and least.server_seconds
+    )
+    if not pairs or first is cell:
+        return None
+    median, target = statistics.median(pairs), cell.server_times
+    met = None if target is None else median <= target
+    return Ratio(first.name, median, percentile(pairs, 25), percentile(pairs, 75), target, met)
 
 
 def _ratio(cell: Cell, samples: list[Sample], floor: str, floors: list[Sample]) -> Ratio:

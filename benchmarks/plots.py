@@ -32,7 +32,7 @@ def draw(report: Report, directory: Path, kind: str) -> list[Path]:
         pyplot.close(figure)
         made.append(path)
 
-    for name in ("memory", "sqlite", "postgresql"):
+    for name in ("memory", "sqlite", "postgresql", "redis"):
         rows = [row for row in report.cells if _part(row) == name]
         if rows:
             save(_ratios(pyplot, rows, rows[0].by_cpu), f"{name}-ratios")
@@ -46,7 +46,8 @@ def _part(row: Figures) -> str:
     """The part of the benchmarks that a cell belongs to."""
     if row.by_cpu:
         return "memory"
-    return "postgresql" if row.group.startswith("PostgreSQL") else "sqlite"
+    engine = row.group.partition(",")[0].lower()
+    return engine if engine in ("postgresql", "redis") else "sqlite"
 
 
 def _ratios(pyplot: Any, rows: Sequence[Figures], by_cpu: bool) -> Any:

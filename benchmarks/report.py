@@ -74,6 +74,9 @@ def _cells_table(group: str, rows: Sequence[Figures]) -> Table:
     table.add_column("cell")
     for heading in ("commits/s", "p50 ms", "p99 ms", "CPU us"):
         table.add_column(heading, justify="right")
+    served = any(row.server_us is not None for row in rows)
+    if served:
+        table.add_column("server us", justify="right")
     for floor in floors:
         table.add_column(f"/ {floor.removeprefix('floor: ')}", justify="right")
     for row in rows:
@@ -84,10 +87,19 @@ def _cells_table(group: str, rows: Sequence[Figures]) -> Table:
             f"{row.p50_ms:.3f}",
             f"{row.p99_ms:.3f}",
             f"{row.cpu_us:,.1f}",
+            *([_server_text(row)] if served else []),
             *(_ratio_text(ratios.get(floor)) for floor in floors),
             style="dim" if row.floor else None,
         )
     return table
+
+
+def _server_text(row: Figures) -> str:
+    """What the server needs for a commit, and how many times the first floor's that is."""
+    if row.server_us is None:
+        return ""
+    beside = "" if row.server_ratio is None else f", x {_ratio_text(row.server_ratio)}"
+    return f"{row.server_us:,.1f}{beside}"
 
 
 def _ratio_text(ratio: Ratio | None) -> str:

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import redis
 from rich.console import Console
 from typer.testing import CliRunner
 
 from benchmarks import command, memory, peers, plots, postgresql, report, scale, sqlite
+from benchmarks import redis as redis_cells
 from benchmarks.floors import postgresql as postgresql_floors
+from benchmarks.floors import redis as redis_floors
 from benchmarks.floors.memory import LeastSession, LeastStore, Refused
 from benchmarks.floors.sqlite import LeastRows, SameRows, commit_inline, connect
 from benchmarks.floors.sqlite import Refused as RowsRefused
@@ -79,6 +82,26 @@ def test_a_slower_server_is_the_same_server(postgresql_url: str) -> None:
     with psycopg.connect(postgresql.slower(postgresql_url, 3)) as connection:
         shown = [connection.execute(f"SHOW {name}").fetchone() for name in ("commit_delay", "commit_siblings")]
     assert shown == [("3000",), ("0",)]
+
+
+def test_redis_cells(tmp_path: Path, redis_url: str) -> None:
+    urls = {redis_cells.ALWAYS: redis_url}
+    found = measured(redis_cells.cells(urls, (2,), (2,)), tmp_path)
+    runs = [figures for figures in found if figures.name == "async run"]
+    assert [figures.group for figures in runs] == [
+        redis_cells.group_of(redis_cells.ALWAYS, 2), "Redis, appendfsync always, 2 tasks, one hot key"
+    ]  # fmt: skip
+    assert all(figures.server_us is not None and figures.server_us > 0 for figures in runs)
+    assert runs[0].server_ratio is not None
+    assert runs[0].server_ratio.floor == redis_cells.FLOOR
+    targets = {
+        cell.group: {target.ratio for target in cell.targets}
+        for cell in redis_cells.cells({redis_cells.ALWAYS: "", redis_cells.NONE: ""})
+        if cell.targets and cell.server_times == 2.0
+    }
+    assert sorted(targets.values(), key=min) == [{0.5, 3.0}, {0.65, 3.0}]
+    with redis.Redis.from_url(redis_url) as client:
+        assert not client.keys("{bench_*"), "a cell leaves nothing behind"
 
 
 def test_cells_that_are_run_by_default_have_the_task_counts_of_the_targets() -> None:
@@ -237,3 +260,44 @@ def test_the_postgresql_floors_refuse(make: type[postgresql_floors.Floor], postg
         await postgresql_floors.drop(postgresql_url, schema)
 
     asyncio.run(run(f"floors_{os.getpid()}_{make.__name__.lower()}"))
+
+
+@pytest.mark.parametrize("make", [redis_floors.Multiplexed, redis_floors.RedisPy])
+def test_the_redis_floors_refuse_and_replay(make: type[redis_floors.Floor], redis_url: str) -> None:
+    async def run(name: str) -> None:
+        async with make(redis_url, name, 2) as floor:
+            await floor.fill(["k"])
+            version, text = await floor.read("k")
+            assert text == VALUE
+            newer = await floor.commit("k", version, "new", "one")
+            assert await floor.commit("k", version, "new", "one") == newer
+            with pytest.raises(redis_floors.Refused):
+                await floor.commit("k", version, "newer", "two")
+            assert await floor.read("k") == (newer, "new")
+
+    name = f"floors_{os.getpid()}"
+    with redis_floors.emptied(redis_url, name):
+        asyncio.run(run(name))
+
+
+def test_the_watched_floor_refuses_what_has_changed_meanwhile(redis_url: str) -> None:
+    async def run(name: str) -> None:
+        async with redis_floors.Watched(redis_url, name, 2) as floor:
+            assert isinstance(floor, redis_floors.Watched)
+            await floor.fill(["k"])
+
+            def interfere(text: str) -> str:
+                with redis.Redis.from_url(redis_url) as client:
+                    client.set(f"{{{name}}}:value:k", b"\xa1x")
+                return text
+
+            with pytest.raises(redis_floors.Refused):
+                await floor.change("k", interfere, "one")
+            await floor.change("k", str.upper, "one")
+            await floor.change("k", str.lower, "one")
+        with redis.Redis.from_url(redis_url) as client:
+            assert client.get(f"{{{name}}}:value:k") == b"\xa1X", "once for each request"
+
+    name = f"floors_{os.getpid()}"
+    with redis_floors.emptied(redis_url, name):
+        asyncio.run(run(name))
