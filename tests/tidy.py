@@ -52,6 +52,8 @@ Modules of one such group import each other freely, backends excepted: see `BACK
 TYPE_ONLY: dict[tuple[str, str], str] = {
     ("core.session", "store"): "`on` takes a SharedResource and hands its type on to the session that it returns",
     ("stepping", "sync"): "the same in synchronous code",
+    ("saga.scope", "store"): "`transact` takes a SharedResource and hands its type on to the function's session",
+    ("saga.blocking", "sync"): "the same in synchronous code",
 }
 """(module, what it imports against the direction) -> why. Under TYPE_CHECKING only, so not at run time."""
 

@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, Unpack, overload
 
 from typing_extensions import deprecated
 
+from interlock.core.options import Options
 from interlock.core.retry import RetryPolicy
-from interlock.errors import UsageError
+from interlock.errors import Conflict, UsageError
 from interlock.saga.compensation import finish, is_over
 from interlock.saga.deferred import Deferred
 from interlock.saga.frames import Frame, open_frame
 from interlock.saga.records import Kind, Undo, declare
 from interlock.saga.scope import Scope, Step, Verify, check_options, declare_all, deferred_record, savepoint_frame
+from interlock.saga.transacting import Transacting
 from interlock.saga.worlds import Blocking
-from interlock.stepping import AsyncFunctionInSyncCode, step
+from interlock.stepping import AgentSession, AsyncFunctionInSyncCode, step
+
+if TYPE_CHECKING:
+    from interlock.sync.store import SharedResource
 
 S = TypeVar("S")
 T = TypeVar("T")
+V = TypeVar("V")
 T1 = TypeVar("T1")
 T2 = TypeVar("T2")
 T3 = TypeVar("T3")
@@ -125,6 +131,41 @@ class SagaScope(Scope[S]):
         if not frame.world.runtime.suspends:
             frame.refuse_async(record)
         return frame.defer(record)
+
+    @overload
+    @deprecated("async function in synchronous code: use `async with Saga(...)`")
+    def transact(
+        self,
+        target: SharedResource[V],
+        fn: Callable[[AgentSession[V], *Ts], Coroutine[Any, Any, Any]],
+        *args: *Ts,
+        on_conflict: Callable[[Conflict], bool | None] | None = None,
+        **options: Unpack[Options],
+    ) -> AsyncFunctionInSyncCode: ...
+    @overload
+    def transact(
+        self,
+        target: SharedResource[V],
+        fn: Callable[[AgentSession[V], *Ts], T],
+        *args: *Ts,
+        on_conflict: Callable[[Conflict], bool | None] | None = None,
+        **options: Unpack[Options],
+    ) -> T: ...
+    def transact(  # type: ignore[misc]
+        self,
+        target: SharedResource[V],
+        fn: Callable[..., Any],
+        *args: Any,
+        on_conflict: Callable[[Conflict], bool | None] | None = None,
+        **options: Unpack[Options],
+    ) -> Any:
+        """Run ``fn(session, *args)`` as a transaction of its own, which the saga takes back if it fails later.
+
+        Everything is as with `AsyncSagaScope.transact`."""
+        frame = self._frame.innermost()
+        handle, home, engine = AgentSession, target._resource, target._engine
+        work = Transacting(frame, engine, handle, home, fn, args, dict(options), on_conflict)
+        return step(frame.start(work.record, False))
 
     def savepoint(self) -> AbstractContextManager[SagaScope[S], None]:
         """An exception that leaves the block undoes the steps inside it, and restores the state as it was at its

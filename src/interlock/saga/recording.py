@@ -16,7 +16,7 @@ from interlock.layers.effects.answers import NOT_HAPPENED, Happened
 from interlock.saga import journal as records
 from interlock.saga.errors import JournalMismatchError, StepFailedError
 from interlock.saga.journal import Journal, Place
-from interlock.saga.matching import name_of, takes_key
+from interlock.saga.matching import Plan, name_of, takes_key
 from interlock.saga.recorded import (
     LEFT_ALONE,
     check_durable,
@@ -31,6 +31,7 @@ from interlock.saga.recorded import (
 from interlock.saga.records import State, StepRecord, plain
 from interlock.saga.registry import find, path_of
 from interlock.saga.storing import hints_of, load_value, store_value, what_of
+from interlock.saga.transacting import inverse_from
 from interlock.saga.verifying import ask
 
 if TYPE_CHECKING:
@@ -61,8 +62,12 @@ class Recorder:
     # -- forward -------------------------------------------------------------------------------------------------------
     async def begin(self, frame: Frame, record: StepRecord) -> bool:
         """A step is about to be called; True: it was done before, and ``record.result`` is what it returned."""
-        check_durable(record)
-        facts = facts_of(frame, record)
+        transacting = record.transacting
+        if transacting is None:
+            check_durable(record)
+            facts = facts_of(frame, record)
+        else:
+            facts = transacting.begun()
         place = place_of(record)
         recorded = self.journal.steps.get(place)
         if recorded is not None:
@@ -74,7 +79,8 @@ class Recorder:
                 return True
         elif self.settled:
             raise self._mismatch(frame, place, f"{record.label()} is not among the steps of this saga, which committed")
-        await self.journal.write_step(place, {**facts, "status": "begun", "order": record.position})
+        if transacting is None or not transacting.carries:
+            await self.journal.write_step(place, {**facts, "status": "begun", "order": record.position})
         return False
 
     def _check_same(
@@ -83,7 +89,7 @@ class Recorder:
         if recorded["fn"] != facts["fn"]:
             said = f"the journal has {recorded['fn']} there, the program calls {facts['fn']}"
             raise self._mismatch(frame, place, said)
-        if recorded["print"] != facts["print"]:
+        if recorded.get("print") != facts["print"]:
             raise self._mismatch(frame, place, f"{record.label()} is called with other arguments than before")
 
     def _mismatch(self, frame: Frame, place: Place, said: str) -> JournalMismatchError:
@@ -99,8 +105,12 @@ class Recorder:
         status = recorded["status"]
         if status == "done":
             record.result = load_result(record.fn, record.undo, recorded["result"])
+            if record.transacting is not None:
+                record.undo = inverse_from(self.journal.engine, recorded)
             return True
         if status == "begun":
+            if record.transacting is not None:
+                record.transacting.lost_track = True
             verdict = await ask(frame, record)
             if isinstance(verdict, Happened):
                 record.result = verdict.result
@@ -117,6 +127,8 @@ class Recorder:
 
     async def done(self, frame: Frame, record: StepRecord) -> None:
         """A step has succeeded. Raises `ValueRefusedError` if its result cannot be kept."""
+        if record.transacting is not None:  # its own commit has said so
+            return
         stored = store_value(
             record.result, lambda: result_hint(record.fn, record.undo), f"the result of {name_of(record.fn)}"
         )
@@ -125,7 +137,7 @@ class Recorder:
 
     async def failed(self, record: StepRecord) -> None:
         """A step has failed by its own word."""
-        if record.called and not self.settled:
+        if record.called and not self.settled and place_of(record) in self.journal.steps:
             await self.journal.write_step(place_of(record), {"status": "failed"})
         elif place_of(record) in self.journal.steps:
             self._late.append(place_of(record))
@@ -224,6 +236,9 @@ class Recorder:
         if stored is None:
             return
         record.stored, record.loaded = None, {}
+        if stored.get("kind") == "transact" and "inverse" in stored:
+            record.undo, record.plan = inverse_from(self.journal.engine, stored), Plan()
+            return
         if stored.get("verify") is not None:
             record.verify = plain(find(stored["verify"], self.modules))
         if stored.get("undo") is None:
@@ -280,8 +295,9 @@ class Recorder:
         place = place_of(record)
         status = "unknown" if record.state is State.UNKNOWN else "undo failed"
         letter = {"step": record.label(), "error": repr(error), "why": status}
+        known = {} if record.transacting is None else record.transacting.begun()
         await self.journal.know_letter(place)
-        await self.journal.write_step(place, {"status": status}, letter)
+        await self.journal.write_step(place, {**known, "status": status}, letter)
         return self.journal.letter_id(place)
 
     async def ended(self, whole: bool) -> None:

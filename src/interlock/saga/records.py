@@ -18,13 +18,16 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from interlock.core.retry import RetryPolicy
 from interlock.errors import InterlockError, UsageError
 from interlock.keys import check_name
 from interlock.saga import matching
 from interlock.saga.matching import Plan
+
+if TYPE_CHECKING:
+    from interlock.saga.transacting import Transacting
 
 Kind = Literal["reversible", "compensable"]
 Undo = Callable[..., object]
@@ -130,6 +133,7 @@ class StepRecord:
         "stored",
         "takes_key",
         "thread",
+        "transacting",
         "undo",
         "undo_error",
         "undo_retry",
@@ -157,6 +161,7 @@ class StepRecord:
         self.stored: dict[str, Any] | None = None
         self.loaded: dict[str, Any] | None = None
         self.called = False
+        self.transacting: Transacting | None = None
         self.step_id: str | None = None
         self.name: str | None = None
         self.state = State.RUNNING

@@ -9,20 +9,27 @@ import inspect
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Generic, NoReturn, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, TypeVarTuple, Unpack, overload
 
+from interlock.core.options import Options
 from interlock.core.retry import RetryPolicy
-from interlock.errors import UsageError
+from interlock.core.session import AgentSession
+from interlock.errors import Conflict, UsageError
 from interlock.layers.effects.answers import Answer
 from interlock.saga import matching
 from interlock.saga.compensation import finish
 from interlock.saga.deferred import Deferred
 from interlock.saga.frames import Frame, open_frame
 from interlock.saga.records import Kind, SagaReport, StepRecord, Undo, declare
+from interlock.saga.transacting import Transacting
 from interlock.saga.worlds import AWAITING, World
+
+if TYPE_CHECKING:
+    from interlock.store import SharedResource
 
 S = TypeVar("S")
 T = TypeVar("T")
+V = TypeVar("V")
 T1 = TypeVar("T1")
 T2 = TypeVar("T2")
 T3 = TypeVar("T3")
@@ -235,6 +242,32 @@ class AsyncSagaScope(Scope[S]):
         return frame.defer(
             deferred_record(frame, fn, args, idempotency_key=idempotency_key, verify=verify, step_id=step_id)
         )
+
+    async def transact(
+        self,
+        target: SharedResource[V],
+        fn: Callable[[AgentSession[V], *Ts], Awaitable[T]],
+        *args: *Ts,
+        on_conflict: Callable[[Conflict], bool | None] | None = None,
+        **options: Unpack[Options],
+    ) -> T:
+        """Run ``fn(session, *args)`` as a transaction of its own, which the saga takes back if it fails later.
+
+        The inverse comes from what the commit replaced: values are put back where nobody has changed them since,
+        ``add`` and set members are taken back by the opposite merge. Works on every store, also on several.
+
+        Args:
+            target: a resource, or a store.
+            fn, args, options: as for `SharedResource.run`.
+            on_conflict: asked, while undoing, about each value that somebody else has changed since: True puts the
+                earlier one back all the same, False leaves it, None is a failed undo with the `ConflictError`.
+
+        Raises: as `SharedResource.run`."""
+        frame = self._frame.innermost()
+        handle, home, engine = AgentSession, target._resource, target._engine
+        work = Transacting(frame, engine, handle, home, fn, args, dict(options), on_conflict)
+        value: T = await frame.start(work.record, True)
+        return value
 
     def savepoint(self) -> AbstractAsyncContextManager[AsyncSagaScope[S], None]:
         """An exception that leaves the block undoes the steps inside it, and restores the state as it was at its
