@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 
@@ -16,6 +18,15 @@ from servers import POSTGRESQL, postgresql_server
 # of Ctrl-C would wait for ever.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where Python is told to write no bytecode, let the processes that tests start have it in a directory of the run:
+    there are hundreds of them, and compiling the library takes each as long as all the rest of its start."""
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+        directory = tempfile.mkdtemp(prefix="interlock-bytecode-")
+        os.environ["PYTHONPYCACHEPREFIX"] = directory
+        config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
 
 
 @pytest.fixture(scope="session")
