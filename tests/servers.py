@@ -193,13 +193,13 @@ def _children(parent: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def postgresql_server() -> Iterator[PostgreSQLServer]:
+def postgresql_server(settings: Mapping[str, str] | None = None) -> Iterator[PostgreSQLServer]:
     """A server that belongs to the caller alone; skips or fails the test if there are no binaries."""
     binaries = postgresql_binaries()
     if binaries is None:
         missing("PostgreSQL")
     assert binaries is not None
-    server = PostgreSQLServer(binaries)
+    server = PostgreSQLServer(binaries, settings=settings)
     try:
         server.start()
         yield server

@@ -16,17 +16,23 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
 
 import pytest
 
 import interlock
+from redis_servers import redis_server
+from servers import postgresql_server
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ON_SERVERS = ROOT / "docs" / "how-to" / "run-on-a-server.md"
+"""Its examples use the server that the environment names."""
 CLI = [sys.executable, "-c", "import sys; from interlock.cli import main; sys.exit(main())"]
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>python|console)[ \t]*\n(?P<body>.*?)^(?P=indent)```[ \t]*$",
@@ -95,10 +101,22 @@ def run_page(text: str, name: str, directory: Path) -> None:
         del sys.modules[module.__name__]
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", [page for page in PAGES if page != ON_SERVERS], ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_page(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_page(path.read_text("utf-8"), str(path.relative_to(ROOT)), tmp_path)
+
+
+@pytest.mark.parametrize("start", [postgresql_server, redis_server])
+def test_the_page_about_servers_on_each_of_them(
+    start: Callable[[], AbstractContextManager[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with start() as server:
+        monkeypatch.setenv("INTERLOCK_URL", server.url)
+        run_page(ON_SERVERS.read_text("utf-8"), ON_SERVERS.name, tmp_path)
 
 
 def test_the_readme_has_examples() -> None:

@@ -19,6 +19,8 @@ from interlock.demo.orders import OrdersFileError
 from interlock.demo.report import money, render
 from interlock.demo.truth import Verdict
 from interlock.errors import UsageError
+from redis_servers import redis_server
+from servers import postgresql_server
 
 NONE, INTERLOCK, KILLED = COLUMNS
 
@@ -72,6 +74,16 @@ def test_interlock_is_clean_killed_or_not_and_the_same_code_without_it_is_not(sm
     for counts in seen.values():
         assert counts == sorted(counts)
         assert counts[-1] == 240
+
+
+@pytest.mark.parametrize("start", [postgresql_server, redis_server])
+def test_on_a_server_too_nothing_is_lost_whoever_is_killed(small: DemoOptions, start: Callable[[], Any]) -> None:
+    with start() as server:
+        result = run_demo(replace(small, url=server.url, columns=(KILLED,)))
+    (column,) = result.columns
+    assert (column.failures, column.clean, column.processes_killed) == ((), True, 1)
+    assert column.orders_sold > 0
+    assert column.replays > 0
 
 
 def test_a_given_store_is_used_under_new_names_each_time(small: DemoOptions, tmp_path: Path) -> None:
