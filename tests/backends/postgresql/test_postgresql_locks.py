@@ -10,11 +10,12 @@ import psycopg
 import pytest
 
 from interlock.backends.postgresql import PostgreSQLBackend, groups, locks
-from interlock.backends.postgresql.requests import arguments
+from interlock.backends.postgresql import record as records
+from interlock.backends.postgresql.requests import arguments, lock_numbers
 from interlock.backends.postgresql.statements import statements
 from interlock.backends.postgresql.tokens import from_detail
 from interlock.errors import UsageError
-from interlock.model import ABSENT, CommitRefused, CommitRequest, Reply, Span
+from interlock.model import ABSENT, CommitRefused, CommitRequest, Delete, Reply, Span
 from interlock.testing.conformance.world import EVERYTHING, SPACE, Subject, key, put, step
 
 PATIENCE_SECONDS = 30.0
@@ -26,7 +27,8 @@ class Bench:
     def __init__(self, url: str, schema: str) -> None:
         self.url = url
         self.store = Subject(PostgreSQLBackend(url, schema=schema).blocking())
-        self._texts = [statements(schema)[name] for name in ("commit", "commit_group")]
+        self.texts = statements(schema)
+        self._texts = [self.texts[name] for name in ("commit", "commit_group")]
         self.snapshot = step(self.store.backend.snapshot())
 
     def request(self, writes: dict[bytes, Any], **more: Any) -> CommitRequest:
@@ -38,7 +40,8 @@ class Bench:
         token = request.snapshot
         job = groups.job(request, locking=True) if together else None
         if job is None:
-            wanted = arguments(request, from_detail(token.position, token.detail), {})
+            snapshot = from_detail(token.position, token.detail)
+            wanted = arguments(request, snapshot, {}, lock_numbers(request), records.encode(request))
         else:
             wanted = groups.arguments([job])
         row = connection.cursor(binary=True).execute(self._texts[job is not None], wanted).fetchone()
@@ -113,6 +116,39 @@ def test_who_depends_on_a_commit_waits_for_it_and_sees_it(bench: Bench, case: st
     thread.join(PATIENCE_SECONDS)
     assert waited
     assert len(refusals) == 1
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_tombstone_that_is_being_dropped_does_not_swallow_a_write(
+    bench: Bench, together: bool, request: pytest.FixtureRequest
+) -> None:
+    """Compaction takes no locks of ours: it may drop a tombstone between the look at it and the write in its place."""
+    step(bench.store.commit({A: put(1)}))
+    last = step(bench.store.commit({A: Delete()}))
+    step(bench.store.commit({B: put(1)}))
+    holder = psycopg.connect(bench.url, cursor_factory=psycopg.RawCursor)
+    request.addfinalizer(holder.close)
+    stop = last.version[0] + 1
+    dropped = holder.cursor(binary=True).execute(bench.texts["compact"], (1, [], stop, [], 100)).fetchone()
+    assert dropped == (4,)  # two transactions, a superseded version, a tombstone
+    job, other = (groups.job(bench.request({name: put(2)}), locking=True) for name in (A, key("c")))
+    assert job is not None
+    assert other is not None
+    name, wanted = groups.call([job, other] if together else [job])
+    answers: list[Any] = []
+
+    def commit() -> None:
+        with psycopg.connect(bench.url, autocommit=True, cursor_factory=psycopg.RawCursor) as connection:
+            answers.append(connection.cursor(binary=True).execute(bench.texts[name], wanted).fetchone())
+
+    thread = threading.Thread(target=commit)
+    thread.start()
+    waited = bench.waits(thread)
+    holder.commit()
+    thread.join(PATIENCE_SECONDS)
+    assert waited
+    assert answers[0][0] == ([0, 0] if together else 0)
+    assert step(bench.store.value(A)) == 2
 
 
 INDEPENDENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

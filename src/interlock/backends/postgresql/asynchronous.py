@@ -95,11 +95,11 @@ class Loop:
         try:
             for job in jobs:
                 connection.home.admit(job.request.snapshot)
-            await connection.prepare("commit_group")
-            wanted = groups.arguments(jobs)
+            name, wanted = groups.call(jobs)
+            await connection.prepare(name)
             sent = True
-            rows = await connection.fetch("commit_group", wanted)
-            return groups.settled(jobs, rows[0], connection.home)
+            rows = await connection.fetch(name, wanted)
+            return groups.outcomes(jobs, rows[0], connection.home)
         except _ERRORS as error:
             lost = failures.is_lost(getattr(error, "sqlstate", None))
             if lost:

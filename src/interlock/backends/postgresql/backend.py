@@ -20,7 +20,6 @@ from interlock.backends.postgresql.tokens import (
     NOTHING,
     Snapshot,
     advanced,
-    behind_own,
     clamped,
     contains,
     from_detail,
@@ -189,36 +188,17 @@ class PostgreSQLBackend:
     async def _commit_alone(self, request: CommitRequest) -> Reply:
         token = request.snapshot
         snapshot = from_detail(token.position, token.detail)
+        locking = requests.lock_numbers(request)
+        record = None if request.quiet else records.encode(request)
         computed: dict[Key, Computed] = {}
         while True:
-            wanted = requests.arguments(request, snapshot, computed)
+            wanted = requests.arguments(request, snapshot, computed, locking, record)
             rows, home = await self._driver.fetch("commit", wanted, at=token, commits=True, soft=not request.durable)
             answer = Answer(*rows[0])
             if answer.status != requests.STALE:
                 break
             computed = requests.compute(request, answer)
-        if answer.status != requests.DONE:
-            self._refuse(request, answer)
-        assert answer.own is not None
-        assert answer.snapshot is not None
-        assert answer.at is not None
-        behind = behind_own(parsed(answer.snapshot), answer.newest, answer.own)
-        return Reply(
-            (answer.own, request.transaction & NONCE_MASK),
-            token_of(home.store, home.epoch, behind),
-            answer.at,
-            requests.merged(request, answer),
-            requests.entries(answer[-4:]) if request.fetch else (),
-        )
-
-    def _refuse(self, request: CommitRequest, answer: Answer) -> None:
-        if answer.status == requests.CLASHES:
-            raise requests.clashes(request, answer[5:14])
-        if answer.status == requests.MERGE_REFUSED:
-            requests.refuse_merge(request, answer)
-        if answer.status == requests.TOO_OLD:
-            raise SnapshotTooOldError("the store no longer keeps the snapshot of this transaction")
-        raise DuplicateTransaction(answer.status == requests.COMMITTED)
+        return requests.settled(request, answer, home)
 
     async def _validate(self, request: CommitRequest, snapshot: Snapshot) -> Reply:
         """Judge on one snapshot, without locks: nothing depends on what happens after it."""

@@ -37,11 +37,10 @@ END $$;
 -- Whether the expectations of a request hold. STABLE: all of it sees the one snapshot of the statement that calls it.
 -- r_position: > 0 a version, -1 no live entry, -2 unchanged since the snapshot. x_i: which read, or minus which span.
 CREATE FUNCTION @schema@.judge(
-  snapshot_max bigint, snapshot_open bigint[], recorded integer,
+  snapshot_max bigint, snapshot_open bigint[],
   r_key bytea[], r_position bigint[], r_nonce bigint[], r_alive boolean[], s_start bytea[], s_stop bytea[],
   OUT x_i integer[], OUT x_key bytea[], OUT x_position bigint[], OUT x_nonce bigint[], OUT x_value bytea[],
-  OUT x_expires_at double precision[], OUT x_id bytea[], OUT x_agent text[], OUT x_at double precision[],
-  OUT a_i integer[], OUT a_position bigint[], OUT a_nonce bigint[])
+  OUT x_expires_at double precision[], OUT x_id bytea[], OUT x_agent text[], OUT x_at double precision[])
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
   reads integer := coalesce(cardinality(r_key), 0);
@@ -57,11 +56,6 @@ BEGIN
         holds := e.position = r_position[n] AND e.nonce = r_nonce[n] AND e.value IS NOT NULL;
       ELSIF r_position[n] = -1 THEN
         holds := e.value IS NULL;
-        IF holds AND n <= recorded AND e.position IS NOT NULL AND NOT e.quiet THEN
-          a_i := a_i || n;
-          a_position := a_position || e.position;
-          a_nonce := a_nonce || e.nonce;
-        END IF;
       ELSE
         holds := e.position IS NULL OR (e.position < snapshot_max AND e.position <> ALL (snapshot_open)
           AND e.position | 255 <> ALL (snapshot_open));
@@ -189,6 +183,10 @@ DECLARE
   deadline double precision;
   n_value bytea[];
   p_quiet boolean := p_flags & 2 <> 0;
+  holds boolean := true;
+  t_i integer[];
+  t_position bigint[];
+  t_nonce bigint[];
   puts bytea[];
   others bytea[];
   cleared bytea[];
@@ -201,11 +199,27 @@ BEGIN
     END IF;
   END LOOP;
   status := 0;
-  SELECT * INTO j FROM @schema@.judge(
-    snapshot_max, snapshot_open, recorded, r_key, r_position, r_nonce, r_alive, s_start, s_stop);
-  IF j.x_i IS NOT NULL THEN
-    status := 1;
-    merges := 0;
+  -- A look-up for each read, which is quick; what else is expected, and what to say of what does not hold, takes longer.
+  FOR n IN 1 .. coalesce(cardinality(r_key), 0) LOOP
+    SELECT position, nonce, quiet, value IS NOT NULL AS live INTO e FROM @schema@.entry WHERE key = r_key[n];
+    holds := CASE WHEN r_position[n] > 0 THEN e.live AND e.position = r_position[n] AND e.nonce = r_nonce[n]
+      WHEN r_position[n] = -1 THEN e.live IS NOT TRUE
+      ELSE e.position IS NULL OR (e.position < snapshot_max AND e.position <> ALL (snapshot_open)
+        AND e.position | 255 <> ALL (snapshot_open)) END;
+    EXIT WHEN holds IS NOT TRUE;
+    IF r_position[n] = -1 AND n <= recorded AND NOT e.live AND NOT e.quiet THEN
+      t_i := t_i || n;
+      t_position := t_position || e.position;
+      t_nonce := t_nonce || e.nonce;
+    END IF;
+  END LOOP;
+  IF holds IS NOT TRUE OR r_alive IS NOT NULL OR s_start IS NOT NULL THEN
+    SELECT * INTO j FROM @schema@.judge(
+      snapshot_max, snapshot_open, r_key, r_position, r_nonce, r_alive, s_start, s_stop);
+    IF j.x_i IS NOT NULL THEN
+      status := 1;
+      merges := 0;
+    END IF;
   END IF;
 
   -- Merges are computed before anything is written, so that a refusal leaves nothing.
@@ -244,7 +258,10 @@ BEGIN
   END LOOP;
 
   -- After the expectations: compaction may have dropped a tombstone that they needed, and then the horizon shows it.
-  SELECT horizon_max, horizon_open, forgotten_fence INTO m FROM @schema@.meta;
+  SELECT h.horizon_max, h.horizon_open, h.forgotten_fence, t.position AS newest, t.at AS latest,
+      pg_current_snapshot()::text AS seen INTO m
+    FROM @schema@.meta h
+      LEFT JOIN (SELECT position, at FROM @schema@.transaction ORDER BY position DESC LIMIT 1) t ON true;
   IF status > 0 OR p_id <= m.forgotten_fence THEN
     SELECT CASE WHEN state > 0 THEN 5 ELSE 6 END INTO l FROM @schema@.transaction WHERE id = p_id;
     IF FOUND THEN
@@ -265,9 +282,9 @@ BEGIN
   END IF;
 
   own := pg_current_xact_id()::text::bigint << 8;  -- only now: positions follow the order of the locks
-  SELECT t.position, t.at INTO top, at FROM @schema@.transaction t ORDER BY t.position DESC LIMIT 1;
-  at := greatest(extract(epoch FROM clock_timestamp())::double precision, at);
-  snapshot := pg_current_snapshot()::text;
+  at := greatest(extract(epoch FROM clock_timestamp())::double precision, m.latest);
+  snapshot := m.seen;
+  top := m.newest;
   FOR n IN 1 .. coalesce(cardinality(c_start), 0) LOOP
     INSERT INTO @schema@.superseded (position, nonce, until, expires_at, listed, quiet, key, value)
       SELECT position, nonce, own, expires_at, listed, quiet, key, value FROM @schema@.entry
@@ -280,7 +297,7 @@ BEGIN
   END LOOP;
   FOR n IN 1 .. coalesce(cardinality(w_key), 0) LOOP
     deadline := at + w_ttl[n];
-    PERFORM @schema@.put(w_key[n], w_value[n], deadline, w_listed[n], own, p_nonce, p_quiet);
+    ignored := @schema@.put(w_key[n], w_value[n], deadline, w_listed[n], own, p_nonce, p_quiet)::text;
     IF w_value[n] IS NULL THEN
       others := array_append(others, w_key[n]);
     ELSE
@@ -293,14 +310,15 @@ BEGIN
       IF e.value IS NULL THEN
         e.expires_at := NULL;
       END IF;
-      PERFORM @schema@.put(m_key[n], n_value[n], e.expires_at, coalesce(e.listed, true), own, p_nonce, p_quiet);
+      ignored := @schema@.put(
+        m_key[n], n_value[n], e.expires_at, coalesce(e.listed, true), own, p_nonce, p_quiet)::text;
       others := array_append(others, m_key[n]);
     END IF;
   END LOOP;
   INSERT INTO @schema@.transaction
     (position, at, state, id, agent, record, puts, others, cleared, absent, absent_position, absent_nonce)
     VALUES (own, at, CASE WHEN p_quiet THEN 2 ELSE 1 END, p_id, p_agent, p_record, puts, others, cleared,
-      j.a_i, j.a_position, j.a_nonce);
+      t_i, t_position, t_nonce);
   IF f_key IS NOT NULL THEN
     SELECT f.f_position, f.f_nonce, f.f_value, f.f_expires_at INTO f_position, f_nonce, f_value, f_expires_at
       FROM @schema@.fetched(f_key) f;
@@ -325,11 +343,16 @@ BEGIN
     INSERT INTO @schema@.superseded (position, nonce, until, expires_at, listed, quiet, key, value)
       VALUES (e.position, e.nonce, own, e.expires_at, e.listed, e.quiet, p_key, e.value);
   END IF;
-  INSERT INTO @schema@.entry (position, nonce, expires_at, listed, quiet, key, value)
-    VALUES (own, p_nonce, p_expires_at, p_listed, p_quiet, p_key, p_value)
-    ON CONFLICT (key) DO UPDATE SET position = own, nonce = p_nonce, expires_at = p_expires_at,
-      listed = entry.listed OR p_listed, quiet = p_quiet, value = p_value,
-      torn = CASE WHEN e.quiet AND p_quiet AND e.value IS NOT NULL THEN own ELSE entry.torn END;
+  IF e.position IS NOT NULL THEN
+    UPDATE @schema@.entry SET position = own, nonce = p_nonce, expires_at = p_expires_at,
+        listed = listed OR p_listed, quiet = p_quiet, value = p_value,
+        torn = CASE WHEN e.quiet AND p_quiet AND e.value IS NOT NULL THEN own ELSE torn END
+      WHERE key = p_key;
+  END IF;
+  IF e.position IS NULL OR NOT FOUND THEN  -- compaction, which takes no locks, may just have dropped a tombstone
+    INSERT INTO @schema@.entry (position, nonce, expires_at, listed, quiet, key, value)
+      VALUES (own, p_nonce, p_expires_at, p_listed, p_quiet, p_key, p_value);
+  END IF;
 END $$;
 
 -- What is recorded of an id: 0 fenced, 1 or 2 committed, -1 nothing, -2 too old to tell. Writes the fence if asked to.

@@ -138,7 +138,7 @@ BEGIN
         status[i] := l;
       ELSIF status[i] = 1 THEN
         SELECT * INTO j FROM @schema@.judge(
-          snapshot_max[i], '{}', 0, r_key[r_end[i] + 1 : r_end[i + 1]],
+          snapshot_max[i], '{}', r_key[r_end[i] + 1 : r_end[i + 1]],
           r_position[r_end[i] + 1 : r_end[i + 1]], r_nonce[r_end[i] + 1 : r_end[i + 1]],
           NULL, NULL, NULL);
         x_commit := x_commit || array_fill(i, ARRAY[coalesce(cardinality(j.x_i), 0)]);

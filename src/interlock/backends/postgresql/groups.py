@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
-from interlock.backends.postgresql import locks, requests
 from interlock.backends.postgresql import record as records
+from interlock.backends.postgresql import requests
 from interlock.backends.postgresql.home import Driver, Home, Row
 from interlock.backends.postgresql.record import signed, token_of
 from interlock.backends.postgresql.tokens import behind_own, clamped, from_detail, parsed
@@ -83,8 +83,7 @@ class Job:
         self.expected: list[tuple[Key, Expectation]] = [*request.reads.items(), *request.guards.items()]
         self.locks: list[int] = []
         if locking:
-            salt = request.snapshot.store.to_bytes(8, "big")
-            self.locks = locks.numbers(salt, request.writes, [key for key, _ in self.expected], ())
+            self.locks = requests.lock_numbers(request)
         self.record = records.encode(request)
         self.taken = False
         self.future: Any = None
@@ -292,13 +291,29 @@ def _refusal(job: Job, status: int, number: int, before: Any, clashing: Any, col
     return DuplicateTransaction(status == requests.COMMITTED)
 
 
+def call(jobs: Sequence[Job]) -> tuple[str, tuple[Any, ...]]:
+    """The statement for some jobs, and its arguments. One job alone is cheaper by the function for any commit."""
+    if len(jobs) > 1:
+        return "commit_group", arguments(jobs)
+    (job,) = jobs
+    return "commit", requests.arguments(job.request, job.snapshot, {}, job.locks, job.record)
+
+
+def outcomes(jobs: Sequence[Job], row: Row, home: Home) -> list[Reply | Exception]:
+    """What became of each job, by the answer to `call`."""
+    if len(jobs) > 1:
+        return settled(jobs, row, home)
+    try:
+        return [requests.settled(jobs[0].request, requests.Answer(*row), home)]
+    except Exception as refusal:  # what the port raises for a refusal
+        return [refusal]
+
+
 async def commit_alone(driver: Driver, job: Job) -> Reply:
-    """A group of one, for drivers that do not gather. Raises what `interlock.ports.Backend.commit` does."""
-    rows, home = await driver.fetch("commit_group", arguments((job,)), at=job.request.snapshot, commits=True)
-    (answer,) = settled((job,), rows[0], home)
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+    """A job by itself, for drivers that do not gather. Raises what `interlock.ports.Backend.commit` does."""
+    name, wanted = call((job,))
+    rows, home = await driver.fetch(name, wanted, at=job.request.snapshot, commits=True)
+    return requests.settled(job.request, requests.Answer(*rows[0]), home)
 
 
 class Look(NamedTuple):

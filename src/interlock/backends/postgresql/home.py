@@ -86,8 +86,14 @@ Select = Callable[[str], Awaitable[Row]]
 
 
 async def check_server(select: Select) -> None:
-    """Raises `UnsupportedError` for a server that is too old, `BackendUnavailableError` for one that only reads."""
-    number, recovering = await select("SELECT current_setting('server_version_num')::int, pg_is_in_recovery()")
+    """Raises `UnsupportedError` for a server that is too old, `BackendUnavailableError` for one that only reads.
+
+    Also has the server keep its plans: it would plan a statement over arrays anew each time, for their lengths, which
+    takes longer than the statement."""
+    number, recovering, *_ = await select(
+        "SELECT current_setting('server_version_num')::int, pg_is_in_recovery(),"
+        " set_config('plan_cache_mode', 'force_generic_plan', false), set_config('jit', 'off', false)"
+    )
     if number < OLDEST_SERVER:
         raise UnsupportedError(f"PostgreSQL {number // 10000} is too old: Interlock needs 13 or newer")
     if recovering:

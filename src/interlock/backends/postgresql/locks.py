@@ -131,13 +131,28 @@ class Plan:
         self._prefix(crowded, exclusive=True)
 
     def _want(self, wanted: dict[int, bool], level: int, raw: bytes, exclusive: bool) -> None:
-        hashed = blake2b(raw, digest_size=7, key=self._salt).digest()
-        number = min(level, _KEY_LEVEL) << 55 | (int.from_bytes(hashed, "big") >> 2) << 1
+        number = _number(self._salt, min(level, _KEY_LEVEL), raw)
         wanted[number] = exclusive or wanted.get(number, False)
+
+
+@lru_cache(8192)
+def _number(salt: bytes, level: int, raw: bytes) -> int:
+    hashed = blake2b(raw, digest_size=7, key=salt).digest()
+    return level << 55 | (int.from_bytes(hashed, "big") >> 2) << 1
+
+
+@lru_cache(8192)
+def _of_key(salt: bytes, key: Key) -> tuple[int, ...]:
+    """The locks of a key: those of its prefixes, then its own."""
+    found = [_number(salt, min(len(cuts(prefix)), _KEY_LEVEL), prefix) for prefix in cuts(key)]
+    return (*found, _number(salt, _KEY_LEVEL, key))
 
 
 def numbers(salt: bytes, written: Iterable[Key], read: Iterable[Key], spans: Sequence[Span]) -> list[int]:
     """The locks of a commit that writes and reads these keys and validates or clears these spans."""
+    written, read = list(written), list(read)
+    if not spans and len(written) + len(read) <= KEYS_PER_PREFIX // 2:
+        return _few(salt, written, read)
     plan = Plan(salt)
     for key in written:
         plan.key(key, exclusive=True)
@@ -146,3 +161,14 @@ def numbers(salt: bytes, written: Iterable[Key], read: Iterable[Key], spans: Seq
     for span in spans:
         plan.span(span)
     return plan.numbers()
+
+
+def _few(salt: bytes, written: list[Key], read: list[Key]) -> list[int]:
+    """What `Plan` says where there is nothing to escalate, for the common commit."""
+    wanted = {number: number for key in read for number in _of_key(salt, key)}
+    for key in written:
+        *prefixes, own = _of_key(salt, key)
+        for number in prefixes:
+            wanted.setdefault(number, number)
+        wanted[own] = own | 1
+    return sorted(wanted.values())

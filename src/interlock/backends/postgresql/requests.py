@@ -13,18 +13,20 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from interlock import merges
 from interlock.backends.postgresql import locks
-from interlock.backends.postgresql import record as records
-from interlock.backends.postgresql.record import signed, version
-from interlock.backends.postgresql.tokens import Snapshot
-from interlock.errors import BackendCorruptError, UsageError
+from interlock.backends.postgresql.home import Home
+from interlock.backends.postgresql.record import signed, token_of, version
+from interlock.backends.postgresql.tokens import Snapshot, behind_own, parsed
+from interlock.errors import BackendCorruptError, SnapshotTooOldError, UsageError
 from interlock.model import (
     ABSENT,
+    NONCE_MASK,
     UNCHANGED,
     Author,
     BoundBroken,
     Clash,
     CommitRefused,
     CommitRequest,
+    DuplicateTransaction,
     Entry,
     Expectation,
     Key,
@@ -33,6 +35,7 @@ from interlock.model import (
     MergeRefused,
     Operation,
     Put,
+    Reply,
 )
 
 DONE, CLASHES, MERGE_REFUSED, STALE, TOO_OLD, COMMITTED, FENCED = range(7)
@@ -98,7 +101,6 @@ def judged(request: CommitRequest, expected: list[tuple[Key, Expectation]]) -> t
     alive = [key in request.alive for key in keys] if request.alive else None
     spans = request.spans
     return (
-        len(request.reads),
         keys or None,
         positions or None,
         nonces or None,
@@ -146,8 +148,14 @@ def _merge_arguments(merging: list[tuple[Key, Merge]], computed: dict[Key, Compu
     )
 
 
-def arguments(request: CommitRequest, snapshot: Snapshot, computed: dict[Key, Computed]) -> tuple[Any, ...]:
-    """The arguments of the commit function."""
+def arguments(
+    request: CommitRequest,
+    snapshot: Snapshot,
+    computed: dict[Key, Computed],
+    locking: list[int],
+    record: bytes | None,
+) -> tuple[Any, ...]:
+    """The arguments of the commit function. ``locking``: see `locks`; ``record``: what the feed is to say."""
     if "\0" in request.agent:
         raise UsageError("PostgreSQL cannot store the name of an agent with a NUL character")
     expected = expectations(request)
@@ -160,15 +168,11 @@ def arguments(request: CommitRequest, snapshot: Snapshot, computed: dict[Key, Co
         signed(request.transaction & ((1 << 64) - 1)),
         request.agent,
         (0 if request.durable else 1) | (2 if request.quiet else 0),
-        records.encode(request) if not request.quiet else None,
+        record,
         snapshot.stop,
         list(snapshot.open),
-        locks.numbers(
-            request.snapshot.store.to_bytes(8, "big"),
-            request.writes,
-            [key for key, _ in expected],
-            (*request.spans, *clears),
-        ),
+        locking,
+        len(request.reads),
         *judged(request, expected),
         [span.start for span in clears] if clears else None,
         [span.stop for span in clears] if clears else None,
@@ -178,6 +182,14 @@ def arguments(request: CommitRequest, snapshot: Snapshot, computed: dict[Key, Co
         [put is not None and put.listed for put in puts] if plain else None,
         *(_merge_arguments(merging, computed) if merging else (None,) * 9),
         list(request.fetch) if request.fetch else None,
+    )
+
+
+def lock_numbers(request: CommitRequest) -> list[int]:
+    """The locks that a request takes."""
+    read = [*request.reads, *request.guards]
+    return locks.numbers(
+        request.snapshot.store.to_bytes(8, "big"), request.writes, read, (*request.spans, *request.clears)
     )
 
 
@@ -241,3 +253,26 @@ def merged(request: CommitRequest, answer: Answer) -> dict[Key, Merged] | None:
         return None
     rows = zip(merging, answer.b_changed or (), answer.b_value or (), strict=True)
     return {key: Merged(changed, before) for (key, _), changed, before in rows}
+
+
+def settled(request: CommitRequest, answer: Answer, home: Home) -> Reply:
+    """The reply to a commit that was done. Raises what `interlock.ports.Backend.commit` does for any other."""
+    if answer.status == CLASHES:
+        raise clashes(request, answer[5:14])
+    if answer.status == MERGE_REFUSED:
+        refuse_merge(request, answer)
+    if answer.status == TOO_OLD:
+        raise SnapshotTooOldError("the store no longer keeps the snapshot of this transaction")
+    if answer.status != DONE:
+        raise DuplicateTransaction(answer.status == COMMITTED)
+    assert answer.own is not None
+    assert answer.snapshot is not None
+    assert answer.at is not None
+    behind = behind_own(parsed(answer.snapshot), answer.newest, answer.own)
+    return Reply(
+        (answer.own, request.transaction & NONCE_MASK),
+        token_of(home.store, home.epoch, behind),
+        answer.at,
+        merged(request, answer),
+        entries(answer[-4:]) if request.fetch else (),
+    )

@@ -30,9 +30,7 @@ RECORD: Final = """t.position, t.id, t.at, t.agent, t.record, t.cleared, t.absen
     LEFT JOIN {s}.entry e ON e.key = u.key AND e.position = t.position
     LEFT JOIN {s}.superseded o ON o.key = u.key AND o.position = t.position ORDER BY u.place) AS put, t.state, t.rest"""
 
-_JUDGED = (
-    "$1::bigint, $2::bigint[], $3::int, $4::bytea[], $5::bigint[], $6::bigint[], $7::bool[], $8::bytea[], $9::bytea[]"
-)
+_JUDGED = "$1::bigint, $2::bigint[], $3::bytea[], $4::bigint[], $5::bigint[], $6::bool[], $7::bytea[], $8::bytea[]"
 
 _TEXTS: Final[dict[str, str]] = {
     "hello": """SELECT h.store, h.epoch, h.floor_epoch, m.version, current_setting('fsync'),
@@ -93,7 +91,7 @@ _TEXTS: Final[dict[str, str]] = {
         j.x_i, j.x_key, j.x_position, j.x_nonce, j.x_value, j.x_expires_at, j.x_id, j.x_agent, j.x_at,
         f.f_position, f.f_nonce, f.f_value, f.f_expires_at
       FROM ({_HEAD}) h CROSS JOIN {{s}}.meta m CROSS JOIN {{s}}.judge({_JUDGED}) j
-        CROSS JOIN {{s}}.fetched($10::bytea[]) f
+        CROSS JOIN {{s}}.fetched($9::bytea[]) f
         LEFT JOIN {{s}}.transaction n ON n.position = h.newest""",
     "settle": "SELECT {s}.settle($1::bytea, $2::bool)",
     "outcome": f"SELECT {RECORD} FROM {{s}}.transaction t WHERE t.id = $1::bytea AND t.state = 1",
