@@ -16,7 +16,7 @@ _REDIS = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 _ALLOWED: dict[str, tuple[str, ...]] = {
     "memory": (),
     "sqlite": ("busy_seconds", "grace_seconds", "synchronous"),
-    "postgresql": ("schema", "connections", "durability", "grace_seconds", "connect_seconds"),
+    "postgresql": ("schema", "connections", "durability", "grace_seconds", "connect_seconds", "locking", "pooler"),
 } | dict.fromkeys(_REDIS, ("name", "connections", "durability", "replicas", "grace_seconds", "connect_seconds"))
 
 

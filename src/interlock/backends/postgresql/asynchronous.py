@@ -17,20 +17,17 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-import asyncpg
-
 from interlock.backends.postgresql import failures, groups
-from interlock.backends.postgresql.connections import BROKEN, Connection, LoopPool, translated
+from interlock.backends.postgresql.connections import ERRORS, Connection, LoopPool, translated
 from interlock.backends.postgresql.elsewhere import ThreadedDriver
 from interlock.backends.postgresql.gathering import Gatherer
 from interlock.backends.postgresql.groups import Group, Job, Look
-from interlock.backends.postgresql.home import REPEATS, Home, Options, Row
+from interlock.backends.postgresql.home import REPEATS, TURNS, Home, Options, Row
 from interlock.backends.postgresql.statements import statements
 from interlock.errors import InterlockError, UsageError
 from interlock.model import Key, Reply, Token
 
 _KEYS_TOGETHER: Final = 256
-_ERRORS: Final = (asyncpg.PostgresError, *BROKEN)
 
 
 class Asked:
@@ -87,39 +84,37 @@ class Loop:
     async def _answers(self, jobs: list[Job]) -> Sequence[Reply | Exception] | None:
         """What to tell the callers; None: nothing was written, and each has to be sent by itself."""
         alone = len(jobs) == 1
-        try:
-            connection = await self.pool.acquire()
-        except Exception as error:
-            return [copy.copy(error) for _ in jobs]
-        sent = False
-        try:
-            for job in jobs:
-                connection.home.admit(job.request.snapshot)
-            name, wanted = groups.call(jobs)
-            await connection.prepare(name)
-            sent = True
-            rows = await connection.fetch(name, wanted)
-            return groups.outcomes(jobs, rows[0], connection.home)
-        except _ERRORS as error:
-            lost = failures.is_lost(getattr(error, "sqlstate", None))
-            if lost:
+        turns = TURNS
+        while True:
+            try:
+                connection = await self.pool.acquire()
+            except Exception as error:
+                return [copy.copy(error) for _ in jobs]
+            sent = False
+            try:
+                for job in jobs:
+                    connection.home.admit(job.request.snapshot)
+                name, wanted = groups.call(jobs)
+                await connection.prepare(name)
+                sent = True
+                rows = await connection.fetch(name, wanted)
+                return groups.outcomes(jobs, rows[0], connection.home)
+            except ERRORS as error:
+                lost, repeat = self.pool.judge(connection, error)
+                if repeat and turns > 0:
+                    turns -= 1
+                elif alone or lost:
+                    shown = translated(error, commits=sent)
+                    return [copy.copy(shown) for _ in jobs]
+                else:
+                    return None
+            except InterlockError as error:  # a token that the connection does not admit
+                return [error] if alone else None
+            except asyncio.CancelledError:
                 connection.raw.terminate()
-                self.pool.distrust()
-            if not (alone or lost):
-                return None
-            return [copy.copy(_shown(error, commits=sent)) for _ in jobs]
-        except InterlockError as error:  # a token that the connection does not admit
-            return [error] if alone else None
-        except asyncio.CancelledError:
-            connection.raw.terminate()
-            raise
-        finally:
-            self.pool.release(connection)
-
-
-def _shown(error: Exception, *, commits: bool) -> Exception:
-    shown = translated(error, commits=commits)
-    return shown if isinstance(shown, Exception) else error
+                raise
+            finally:
+                self.pool.release(connection)
 
 
 def _answer(job: Job, answer: Reply | Exception) -> None:
@@ -156,7 +151,7 @@ class AsyncDriver:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._texts = statements(options.schema)
+        self._texts = statements(options.schema, pooler=options.pooler)
         self._loops: dict[asyncio.AbstractEventLoop, Loop] = {}
         self._elsewhere: ThreadedDriver | None = None
         self._closed = False
@@ -228,61 +223,47 @@ class AsyncDriver:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return await self._other_loop().fetch(name, arguments, at=at, commits=commits, soft=soft)
-        repeats = REPEATS
+        repeats, turns = REPEATS, TURNS
         while True:
             pool = (await self._loop(loop)).pool
             connection = await pool.acquire()
-            if commits:
-                return await self._commit(pool, connection, name, arguments, at, soft)
+            task: asyncio.Task[list[Row]] | None = None
             try:
                 if at is not None:
                     connection.home.admit(at)
-                return await connection.fetch(name, arguments), connection.home
-            except asyncio.CancelledError:
-                connection.raw.terminate()
-                raise
-            except _ERRORS as error:
-                lost = failures.is_lost(getattr(error, "sqlstate", None))
-                if lost:
-                    connection.raw.terminate()
-                    pool.distrust()
-                if repeats == 0 or not lost:
-                    raise translated(error, commits=False) from None
-                repeats -= 1
-            finally:
-                pool.release(connection)
-
-    async def _commit(
-        self, pool: LoopPool, connection: Connection, name: str, arguments: Sequence[Any], at: Token | None, soft: bool
-    ) -> tuple[list[Row], Home]:
-        task: asyncio.Task[list[Row]] | None = None
-        try:
-            if at is not None:
-                connection.home.admit(at)
-            try:
+                if not commits:
+                    return await connection.fetch(name, arguments), connection.home
                 if soft:
                     await connection.soften()
                 await connection.prepare(name)
-            except BaseException as error:
-                connection.raw.terminate()
-                raise translated(error, commits=False) from None
-            task = asyncio.ensure_future(connection.fetch(name, arguments))
-            try:
-                return await asyncio.shield(task), connection.home
-            except asyncio.CancelledError as cancelled:
-                await _wait_out(task, self._options.grace_seconds)
-                cancelled.add_note(_ending_of(task))
+                task = asyncio.ensure_future(connection.fetch(name, arguments))
+                return await self._to_the_end(task), connection.home
+            except asyncio.CancelledError:
+                if task is None:
+                    connection.raw.terminate()
                 raise
-        except _ERRORS as error:
-            if failures.is_lost(getattr(error, "sqlstate", None)):
-                connection.raw.terminate()
-                pool.distrust()
-            raise translated(error, commits=True) from None
-        finally:
-            if task is None or task.done():
-                pool.release(connection)
-            else:
-                task.add_done_callback(functools.partial(_release_late, pool, connection))
+            except ERRORS as error:
+                lost, repeat = pool.judge(connection, error)
+                if repeat and turns > 0:
+                    turns -= 1
+                elif lost and task is None and repeats > 0:
+                    repeats -= 1
+                else:
+                    raise translated(error, commits=task is not None) from None
+            finally:
+                if task is None or task.done():
+                    pool.release(connection)
+                else:
+                    task.add_done_callback(functools.partial(_release_late, pool, connection))
+
+    async def _to_the_end(self, task: asyncio.Task[list[Row]]) -> list[Row]:
+        """Wait for a commit; who is cancelled meanwhile learns how it ended, if it ends in time."""
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError as cancelled:
+            await _wait_out(task, self._options.grace_seconds)
+            cancelled.add_note(_ending_of(task))
+            raise
 
     def cut(self) -> None:
         """See `interlock.backends.postgresql.home.Driver`, as for `close`."""

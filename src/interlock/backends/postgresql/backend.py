@@ -12,7 +12,7 @@ from typing import Any, Final
 from interlock.backends.postgresql import groups, requests
 from interlock.backends.postgresql import record as records
 from interlock.backends.postgresql.failures import DuplicateId
-from interlock.backends.postgresql.home import DURABILITIES, Driver, Home, Options, Row
+from interlock.backends.postgresql.home import DURABILITIES, LOCKINGS, Driver, Home, Options, Row
 from interlock.backends.postgresql.record import token_of, version
 from interlock.backends.postgresql.requests import Answer, Computed
 from interlock.backends.postgresql.statements import ROWS_READ_BY_POSITION, quoted
@@ -61,7 +61,9 @@ class PostgreSQLBackend:
     missing. ``connections`` is the most connections of each event loop (of the blocking leaf: in all).
     ``durability="fsync"`` refuses a server that acknowledges commits before they are on disk; "none" takes any.
     ``grace_seconds`` is how long a cancelled caller waits for the answer to a commit that was sent,
-    ``connect_seconds`` how long for a new connection. Raises `UsageError` for options that make no sense.
+    ``connect_seconds`` how long for a new connection. ``locking="serializable"`` is for servers that have no advisory
+    locks: the server's SERIALIZABLE then orders the commits. ``pooler=True`` is for a transaction pooler (pgbouncer)
+    between here and the server. Raises `UsageError` for options that make no sense.
     """
 
     capabilities = frozenset(Capability) - {Capability.TOTAL_ORDER}
@@ -76,6 +78,8 @@ class PostgreSQLBackend:
         durability: str = "fsync",
         grace_seconds: float = 5.0,
         connect_seconds: float = 10.0,
+        locking: str = "advisory",
+        pooler: bool = False,
         runtime: Runtime | None = None,
     ) -> None:
         quoted(schema)
@@ -85,11 +89,17 @@ class PostgreSQLBackend:
             raise UsageError(f"durability is one of {', '.join(DURABILITIES)}, not {durability!r}")
         if connections < 1 or not grace_seconds >= 0 or not connect_seconds > 0:
             raise UsageError("connections is at least 1, grace_seconds at least 0, connect_seconds more than 0")
-        options = Options(dsn, schema, connections, durability, float(grace_seconds), float(connect_seconds))
+        if locking not in LOCKINGS or (pooler and locking != "advisory"):
+            raise UsageError(
+                f"locking is one of {', '.join(LOCKINGS)}, behind a pooler only the first, not {locking!r}"
+            )
+        seconds = float(grace_seconds), float(connect_seconds)
+        options = Options(dsn, schema, connections, durability, *seconds, locking, bool(pooler))
         self._join(options, AsyncRuntime() if runtime is None else runtime, News(), [])
 
     def _join(self, options: Options, runtime: Runtime, news: News, family: list[PostgreSQLBackend]) -> None:
         self._options = options
+        self._locking = options.locking == "advisory"
         self._runtime = runtime
         self._news = news
         self._family = family  # a backend and its blocking leaf: closed together
@@ -176,7 +186,7 @@ class PostgreSQLBackend:
         token = request.snapshot
         if not request.writes and not request.clears:
             return await self._validate(request, from_detail(token.position, token.detail))
-        job = groups.job(request, locking=True)
+        job = groups.job(request, locking=self._locking)
         try:
             reply = await (self._commit_alone(request) if job is None else self._driver.commit(job))
         except DuplicateId:
@@ -188,7 +198,7 @@ class PostgreSQLBackend:
     async def _commit_alone(self, request: CommitRequest) -> Reply:
         token = request.snapshot
         snapshot = from_detail(token.position, token.detail)
-        locking = requests.lock_numbers(request)
+        locking = requests.lock_numbers(request) if self._locking else None
         record = None if request.quiet else records.encode(request)
         computed: dict[Key, Computed] = {}
         while True:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import psycopg
 
 from interlock.backends.postgresql import failures, groups
-from interlock.backends.postgresql.home import REPEATS, Home, Options, Row, check_server, welcome
+from interlock.backends.postgresql.home import ISOLATE, REPEATS, TURNS, Home, Options, Row, check_server, welcome
 from interlock.backends.postgresql.schema import ensure
 from interlock.backends.postgresql.statements import statements
 from interlock.errors import UsageError
@@ -29,16 +29,20 @@ _inherited: Final[list[Any]] = []
 class Connection:
     """A connection and the store behind it."""
 
-    def __init__(self, raw: Any, texts: dict[str, str]) -> None:
+    def __init__(self, raw: Any, texts: dict[str, str], options: Options) -> None:
         self.raw = raw
         self._texts = texts
+        self._options = options
         self.home = Home(0, 0, 0)
         self.softened = False
 
     def fetch(self, name: str, arguments: Sequence[Any]) -> list[Row]:
-        """Execute a statement, prepared."""
+        """Execute a statement, prepared if the session is ours."""
+        pooler = self._options.pooler
+        if pooler and name not in ("hello", "soften"):
+            arguments = (*arguments, self.home.epoch)
         cursor = self.raw.cursor(binary=True)
-        cursor.execute(self._texts[name], arguments or None, prepare=True)
+        cursor.execute(self._texts[name], arguments or None, prepare=not pooler)
         rows: list[Row] = cursor.fetchall()
         return rows
 
@@ -49,14 +53,17 @@ class Connection:
     async def _execute(self, text: str) -> None:
         psycopg.ClientCursor(self.raw).execute(text)
 
-    async def greet(self, options: Options) -> None:
+    async def greet(self) -> None:
         """Make the schema if it is missing, and learn about the store. Raises what `welcome` raises."""
-        await check_server(self._select)
-        await ensure(options.schema, self._select, self._execute)
+        options = self._options
+        await check_server(self._select, options)
+        await ensure(options, self._select, self._execute)
         (row,) = self.fetch("hello", ())
         self.home = welcome(row, options)
         if options.durability == "none":
             self.soften()
+        if options.locking == "serializable":
+            self.raw.execute(ISOLATE)
 
     def soften(self) -> None:
         """Note, durably, that from now on a crash may lose commits."""
@@ -78,7 +85,7 @@ class BlockingDriver:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._texts = statements(options.schema)
+        self._texts = statements(options.schema, pooler=options.pooler)
         self._closed = False
         self._begin()
 
@@ -116,12 +123,13 @@ class BlockingDriver:
                 autocommit=True,
                 connect_timeout=max(2, round(options.connect_seconds)),
                 cursor_factory=psycopg.RawCursor,
+                prepare_threshold=None if options.pooler else 5,
             )
         except (psycopg.Error, OSError) as error:
             raise failures.unreachable(str(error)) from None
-        connection = Connection(raw, self._texts)
+        connection = Connection(raw, self._texts, options)
         try:
-            await connection.greet(options)
+            await connection.greet()
         except psycopg.Error as error:
             raw.close()
             raise _translated(error, commits=False) from None
@@ -143,7 +151,7 @@ class BlockingDriver:
         self, name: str, arguments: Sequence[Any], *, at: Token | None = None, commits: bool = False, soft: bool = False
     ) -> tuple[list[Row], Home]:
         """See `interlock.backends.postgresql.home.Driver`."""
-        repeats = REPEATS
+        repeats, turns = REPEATS, TURNS
         while True:
             connection = await self._acquire()
             sent = False
@@ -155,12 +163,15 @@ class BlockingDriver:
                 sent = commits
                 return connection.fetch(name, arguments), connection.home
             except psycopg.Error as error:
-                lost = failures.is_lost(error.sqlstate)
-                if lost:
+                lost, stale = failures.is_lost(error.sqlstate), failures.is_stale(error.sqlstate)
+                if lost or stale:
                     connection.raw.close()
-                if sent or repeats == 0 or not lost:
+                if failures.is_to_repeat(error.sqlstate, error.diag.constraint_name) and turns > 0:
+                    turns -= 1
+                elif (stale or (lost and not sent)) and repeats > 0:
+                    repeats -= 1
+                else:
                     raise _translated(error, commits=sent) from None
-                repeats -= 1
             except (KeyboardInterrupt, SystemExit) as interrupt:
                 connection.raw.close()
                 if sent:

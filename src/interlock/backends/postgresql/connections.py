@@ -9,30 +9,40 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import asyncpg
 
 from interlock.backends.postgresql import failures
-from interlock.backends.postgresql.home import Home, Options, Row, check_server, welcome
+from interlock.backends.postgresql.home import ISOLATE, Home, Options, Row, check_server, welcome
 from interlock.backends.postgresql.schema import ensure
 
 BROKEN: Final = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 """What says that a connection is of no use any more."""
+ERRORS: Final = (asyncpg.PostgresError, *BROKEN)
+"""What the driver raises."""
+
+
+Error = TypeVar("Error", bound=BaseException)
 
 
 class Connection:
     """A connection, its prepared statements, and the store behind it."""
 
-    def __init__(self, raw: Any, texts: dict[str, str]) -> None:
+    def __init__(self, raw: Any, texts: dict[str, str], options: Options) -> None:
         self.raw = raw
         self._texts = texts
+        self._options = options
         self._prepared: dict[str, Any] = {}
         self.home = Home(0, 0, 0)
         self.softened = False
 
     async def fetch(self, name: str, arguments: Sequence[Any]) -> list[Row]:
         """Execute a statement."""
+        if self._options.pooler:
+            more = () if name in ("hello", "soften") else (self.home.epoch,)
+            pooled: list[Row] = await self.raw.fetch(self._texts[name], *arguments, *more)
+            return pooled
         prepared = self._prepared.get(name) or await self.prepare(name)
         rows: list[Row] = await prepared.fetch(*arguments)
         return rows
@@ -40,18 +50,21 @@ class Connection:
     async def prepare(self, name: str) -> Any:
         """Prepare a statement if it is not; before a commit, so that a failure of this is known to be harmless."""
         prepared = self._prepared.get(name)
-        if prepared is None:
+        if prepared is None and not self._options.pooler:
             prepared = self._prepared[name] = await self.raw.prepare(self._texts[name])
         return prepared
 
-    async def greet(self, options: Options) -> None:
+    async def greet(self) -> None:
         """Make the schema if it is missing, and learn about the store. Raises what `welcome` raises."""
-        await check_server(self.raw.fetchrow)
-        await ensure(options.schema, self.raw.fetchrow, self.raw.execute)
+        options = self._options
+        await check_server(self.raw.fetchrow, options)
+        await ensure(options, self.raw.fetchrow, self.raw.execute)
         (row,) = await self.fetch("hello", ())
         self.home = welcome(row, options)
         if options.durability == "none":
             await self.soften()
+        if options.locking == "serializable":
+            await self.raw.execute(ISOLATE)
 
     async def soften(self) -> None:
         """Note, durably, that from now on a crash may lose commits."""
@@ -108,9 +121,9 @@ class LoopPool:
             raise failures.unreachable(str(error)) from None
         except (*BROKEN, ValueError) as error:
             raise failures.unreachable(str(error) or type(error).__name__) from None
-        connection = Connection(raw, self._texts)
+        connection = Connection(raw, self._texts, options)
         try:
-            await connection.greet(options)
+            await connection.greet()
         except BaseException as error:
             raw.terminate()
             raise translated(error, commits=False) from None
@@ -124,6 +137,16 @@ class LoopPool:
             connection.raw.terminate()
         elif not connection.raw.is_closed():
             self._free.append(connection)
+
+    def judge(self, connection: Connection, error: Exception) -> tuple[bool, bool]:
+        """Whether an error leaves open what became of the statement, and whether the statement may just be sent again.
+        A connection that is of no use any more is ended."""
+        state = getattr(error, "sqlstate", None)
+        lost, stale = failures.is_lost(state), failures.is_stale(state)
+        if lost or stale:
+            connection.raw.terminate()
+            self.distrust()
+        return lost, stale or failures.is_to_repeat(state, getattr(error, "constraint_name", None))
 
     def distrust(self) -> None:
         """One connection was found broken: the others are probably, too."""
@@ -153,7 +176,7 @@ class LoopPool:
             connection.raw.terminate()
 
 
-def translated(error: BaseException, *, commits: bool) -> BaseException:
+def translated(error: Error, *, commits: bool) -> Error | Exception:
     """Our error for the driver's; anything else as it is."""
     if isinstance(error, asyncpg.PostgresError):
         if commits and getattr(error, "constraint_name", None) == failures.ONCE:

@@ -34,6 +34,16 @@ BEGIN
   floor_epoch := m.floor_epoch;
 END $$;
 
+-- Refuses a statement whose sender knows another epoch.
+CREATE FUNCTION @schema@.same_epoch(expected bigint) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  PERFORM 1 FROM @schema@.alive WHERE epoch = expected;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'the server has crashed since' USING ERRCODE = 'IL001';
+  END IF;
+  RETURN true;
+END $$;
+
 -- Whether the expectations of a request hold. STABLE: all of it sees the one snapshot of the statement that calls it.
 -- r_position: > 0 a version, -1 no live entry, -2 unchanged since the snapshot. x_i: which read, or minus which span.
 CREATE FUNCTION @schema@.judge(
@@ -155,6 +165,7 @@ END $$;
 
 -- The commit. status: 0 done, 1 clashes, 2 a merge is refused, 3 a computed merge is stale, 4 snapshot too old,
 -- 5 id committed before, 6 id fenced. flags: 1 not durable, 2 quiet.
+-- p_locks: NULL under SERIALIZABLE. The newest record is then not read: every commit would depend on every other.
 -- Merge k has m_count[k] operations of o_* (1 add, 2 append, 3 last); or none, then it was computed from m_position[k].
 CREATE FUNCTION @schema@.commit(
   p_id bytea, p_nonce bigint, p_agent text, p_flags integer, p_record bytea,
@@ -191,13 +202,15 @@ DECLARE
   others bytea[];
   cleared bytea[];
 BEGIN
-  FOREACH l IN ARRAY p_locks LOOP
-    IF l & 1 = 1 THEN
-      ignored := pg_advisory_xact_lock(l - 1)::text;
-    ELSE
-      ignored := pg_advisory_xact_lock_shared(l)::text;
-    END IF;
-  END LOOP;
+  IF p_locks IS NOT NULL THEN
+    FOREACH l IN ARRAY p_locks LOOP
+      IF l & 1 = 1 THEN
+        ignored := pg_advisory_xact_lock(l - 1)::text;
+      ELSE
+        ignored := pg_advisory_xact_lock_shared(l)::text;
+      END IF;
+    END LOOP;
+  END IF;
   status := 0;
   -- A look-up for each read, which is quick; what else is expected, and what to say of what does not hold, takes longer.
   FOR n IN 1 .. coalesce(cardinality(r_key), 0) LOOP
@@ -261,7 +274,8 @@ BEGIN
   SELECT h.horizon_max, h.horizon_open, h.forgotten_fence, t.position AS newest, t.at AS latest,
       pg_current_snapshot()::text AS seen INTO m
     FROM @schema@.meta h
-      LEFT JOIN (SELECT position, at FROM @schema@.transaction ORDER BY position DESC LIMIT 1) t ON true;
+      LEFT JOIN (SELECT position, at FROM @schema@.transaction WHERE p_locks IS NOT NULL ORDER BY position DESC LIMIT 1) t
+        ON true;
   IF status > 0 OR p_id <= m.forgotten_fence THEN
     SELECT CASE WHEN state > 0 THEN 5 ELSE 6 END INTO l FROM @schema@.transaction WHERE id = p_id;
     IF FOUND THEN

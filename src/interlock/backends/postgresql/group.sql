@@ -46,19 +46,22 @@ DECLARE
   s_listed boolean[];
   s_quiet boolean[];
 BEGIN
-  FOREACH l IN ARRAY p_locks LOOP
-    IF l & 1 = 1 THEN
-      ignored := pg_advisory_xact_lock(l - 1)::text;
-    ELSE
-      ignored := pg_advisory_xact_lock_shared(l)::text;
-    END IF;
-  END LOOP;
+  IF p_locks IS NOT NULL THEN
+    FOREACH l IN ARRAY p_locks LOOP
+      IF l & 1 = 1 THEN
+        ignored := pg_advisory_xact_lock(l - 1)::text;
+      ELSE
+        ignored := pg_advisory_xact_lock_shared(l)::text;
+      END IF;
+    END LOOP;
+  END IF;
 
   -- One snapshot, newer than the locks. failed: reads that do not hold. t_*: tombstones behind what is expected absent.
   SELECT h.horizon_max, h.horizon_open, h.forgotten_fence, t.position AS newest, t.at AS latest,
       pg_current_snapshot()::text AS seen, q.failed, q.t_read, q.t_position, q.t_nonce INTO m
     FROM @schema@.meta h
-      LEFT JOIN (SELECT position, at FROM @schema@.transaction ORDER BY position DESC LIMIT 1) t ON true
+      LEFT JOIN (SELECT position, at FROM @schema@.transaction WHERE p_locks IS NOT NULL ORDER BY position DESC LIMIT 1) t
+        ON true
       CROSS JOIN (
         SELECT array_agg(n) FILTER (WHERE holds IS NOT TRUE) AS failed,
             array_agg(n) FILTER (WHERE tomb) AS t_read, array_agg(found) FILTER (WHERE tomb) AS t_position,

@@ -81,7 +81,7 @@ class Job:
         self.merge = merge
         self.snapshot = from_detail(request.snapshot.position, request.snapshot.detail)
         self.expected: list[tuple[Key, Expectation]] = [*request.reads.items(), *request.guards.items()]
-        self.locks: list[int] = []
+        self.locks: list[int] | None = None
         if locking:
             self.locks = requests.lock_numbers(request)
         self.record = records.encode(request)
@@ -149,12 +149,12 @@ class Group:
         return True
 
 
-def _locks(jobs: Sequence[Job]) -> list[int]:
-    if len(jobs) == 1:
-        return jobs[0].locks
+def _locks(jobs: Sequence[Job]) -> list[int] | None:
+    if jobs[0].locks is None:
+        return None
     wanted: dict[int, int] = {}
     for job in jobs:
-        for number in job.locks:
+        for number in job.locks or ():
             if number & 1:
                 wanted[number - 1] = number
             else:

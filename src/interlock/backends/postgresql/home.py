@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 SCHEMA_VERSION: Final = 2
 OLDEST_SERVER: Final = 130000
 DURABILITIES: Final = ("fsync", "none")
+LOCKINGS: Final = ("advisory", "serializable")
 REPEATS: Final = 3
 """How often a statement that is no commit is sent again when its connection breaks."""
+TURNS: Final = 50
+"""How often a statement is sent that the server rolls back because of others."""
 
 Row = Sequence[Any]
 
@@ -40,6 +43,8 @@ class Options(NamedTuple):
     durability: str
     grace_seconds: float
     connect_seconds: float
+    locking: str = "advisory"
+    pooler: bool = False
 
 
 class Home(NamedTuple):
@@ -85,19 +90,23 @@ Execute = Callable[[str], Awaitable[Any]]
 Select = Callable[[str], Awaitable[Row]]
 
 
-async def check_server(select: Select) -> None:
+async def check_server(select: Select, options: Options) -> None:
     """Raises `UnsupportedError` for a server that is too old, `BackendUnavailableError` for one that only reads.
 
     Also has the server keep its plans: it would plan a statement over arrays anew each time, for their lengths, which
-    takes longer than the statement."""
-    number, recovering, *_ = await select(
-        "SELECT current_setting('server_version_num')::int, pg_is_in_recovery(),"
-        " set_config('plan_cache_mode', 'force_generic_plan', false), set_config('jit', 'off', false)"
-    )
+    takes longer than the statement. Behind a pooler the session is not ours, and nothing is set in it."""
+    wanted = ["current_setting('server_version_num')::int", "pg_is_in_recovery()"]
+    if not options.pooler:
+        wanted += ["set_config('plan_cache_mode', 'force_generic_plan', false)", "set_config('jit', 'off', false)"]
+    number, recovering, *_ = await select("SELECT " + ", ".join(wanted))
     if number < OLDEST_SERVER:
         raise UnsupportedError(f"PostgreSQL {number // 10000} is too old: Interlock needs 13 or newer")
     if recovering:
         raise BackendUnavailableError("this PostgreSQL server is a read-only replica; name the primary")
+
+
+ISOLATE: Final = "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE"
+"""What a connection does last when it greets the server, with ``locking="serializable"``."""
 
 
 def welcome(row: Row, options: Options) -> Home:

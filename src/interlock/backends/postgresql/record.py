@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from interlock.backends.postgresql.tokens import Snapshot
+from interlock.backends.postgresql.tokens import ROOM, Snapshot
 from interlock.model import (
     NONCE_MASK,
     Change,
@@ -87,13 +87,14 @@ def _form(write: Write) -> Any:
 
 def change(row: Sequence[Any], token: Token) -> Change:
     """The change of a row of ``transaction``; see ``statements.RECORD`` for its columns."""
-    position, identity, at, agent, raw, cleared, absent, absent_position, absent_nonce, values = row[:10]
+    position, identity, at, agent, raw, cleared, absent, absent_position, absent_nonce, values, _, rest = row[:12]
     record = _decode(raw)
     transaction = int.from_bytes(identity, "big")
-    reads: dict[Key, Version | None] = dict(record.reads)
+    scale = ROOM if rest < 0 else 1  # a record of schema version 1 says positions without places
+    reads = {key: _scaled(found, scale) for key, found in record.reads}
     for place, found, nonce in zip(absent or (), absent_position or (), absent_nonce or (), strict=True):
         reads[record.reads[place - 1][0]] = version(found, nonce)
-    reads.update(record.observed)
+    reads.update((key, _scaled(found, scale)) for key, found in record.observed)
     put = iter(values)
     return Change(
         (position, transaction & NONCE_MASK),
@@ -111,6 +112,10 @@ def change(row: Sequence[Any], token: Token) -> Change:
         tuple(Span(*span) for span in record.clears),
         tuple(cleared or ()),
     )
+
+
+def _scaled(found: tuple[int, int] | None, scale: int) -> Version | None:
+    return None if found is None else (found[0] * scale, found[1])
 
 
 def _write(form: Any, values: Any) -> Write:

@@ -152,7 +152,7 @@ def arguments(
     request: CommitRequest,
     snapshot: Snapshot,
     computed: dict[Key, Computed],
-    locking: list[int],
+    locking: list[int] | None,
     record: bytes | None,
 ) -> tuple[Any, ...]:
     """The arguments of the commit function. ``locking``: see `locks`; ``record``: what the feed is to say."""

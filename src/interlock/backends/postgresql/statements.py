@@ -6,6 +6,7 @@ key into a scan and a hash join, which it likes for tables whose statistics are 
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from interlock.errors import UsageError
@@ -125,6 +126,8 @@ _TEXTS: Final[dict[str, str]] = {
     "compact": "SELECT {s}.compact($1::bigint, $2::bigint[], $3::bigint, $4::bigint[], $5::int)",
 }
 
+_PLACEHOLDER: Final = re.compile(r"\$[0-9]+")
+
 ROWS_READ_BY_POSITION: Final = 10
 """The columns of `RECORD` before the state."""
 
@@ -136,14 +139,20 @@ def quoted(schema: str) -> str:
     return '"' + schema.replace('"', '""') + '"'
 
 
-def statements(schema: str) -> dict[str, str]:
-    """Every statement, for one schema."""
+def statements(schema: str, *, pooler: bool = False) -> dict[str, str]:
+    """Every statement, for one schema. ``pooler``: each but the first takes the epoch as one argument more, and is
+    refused in any other, because the server behind the pooler may have changed since."""
     name = quoted(schema)
-    if any(sign in name for sign in "{}%$"):
-        raise UsageError(f"a schema's name has no braces, no percent sign and no dollar sign: {schema!r}")
+    if "{" in name or "}" in name or "%" in name:
+        raise UsageError(f"a schema's name has no braces and no percent sign: {schema!r}")
     made = {}
     for key, text in _TEXTS.items():
         if "{order}" in text:
             made[key + "_reverse"] = text.format(s=name, order="DESC")
         made[key] = text.format(s=name, order="")
+    if pooler:
+        for key in made.keys() - {"hello", "soften"}:
+            count = len(set(_PLACEHOLDER.findall(made[key])))
+            guard = f"{name}.same_epoch(${count + 1}::bigint)"
+            made[key] = f"SELECT q.* FROM {guard} g CROSS JOIN LATERAL ({made[key]}) q"
     return made
