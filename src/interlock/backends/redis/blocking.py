@@ -19,7 +19,7 @@ from interlock.backends.redis import failures
 from interlock.backends.redis.address import address_of, connect, moved_to
 from interlock.backends.redis.greeting import greet
 from interlock.backends.redis.home import REPEATS, Known, Moved, Options
-from interlock.backends.redis.scripts import Calls, Command
+from interlock.backends.redis.scripts import Calls, Command, packed
 from interlock.errors import BackendUnavailableError, InterlockError, UsageError
 from interlock.runtime import BlockingRuntime
 
@@ -29,7 +29,6 @@ _SLICE_SECONDS: Final = 0.25
 """How long a thread that waits for news asks before it looks whether the store was closed."""
 _BROKEN: Final = (OSError, EOFError, hiredis.HiredisError)
 
-_packed: Any = hiredis.pack_command
 _inherited: Final[list[Any]] = []
 """Connections of the parent process, which a child must neither use nor close."""
 
@@ -43,7 +42,7 @@ class Wire:
 
     async def ask(self, *commands: Command) -> list[Any]:
         """Send commands and read their replies. Raises `OSError` or `EOFError`; then the connection is of no use."""
-        self._raw.sendall(b"".join([_packed(command) for command in commands]))
+        self._raw.sendall(b"".join([packed(command) for command in commands]))
         replies: list[Any] = []
         while len(replies) < len(commands):
             reply = self._reader.gets()

@@ -18,10 +18,9 @@ from typing import Any
 
 import hiredis
 
-from interlock.backends.redis.scripts import Command
+from interlock.backends.redis.scripts import Command, packed
 
 Replies = list[Any]
-_packed: Any = hiredis.pack_command
 
 
 class Call:
@@ -79,7 +78,7 @@ class Link(asyncio.Protocol):
         self._fresh.append(call)
         self._calls.append(call)
         for command in commands:
-            self._unsent.append(_packed(command))
+            self._unsent.append(packed(command))
         return call
 
     def _flush(self) -> None:
@@ -95,7 +94,7 @@ class Link(asyncio.Protocol):
                 confirming = Call(self._loop.create_future(), 1, 1)
                 confirming.followers = followers
                 self._calls.append(confirming)
-                unsent.append(_packed(self._confirmation))
+                unsent.append(packed(self._confirmation))
         for call in fresh:
             call.sent = True
         self._transport.write(b"".join(unsent))

@@ -54,7 +54,10 @@ class Reader:
         again = _AGAIN
         while True:
             replies = await self._driver.ask(*commands, commits=commits)
-            wrong = next((reply for reply in replies if isinstance(reply, Exception)), None)
+            wrong: Exception | None = None
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    wrong = reply
             if wrong is None:
                 return replies
             code = failures.code_of(str(wrong))

@@ -45,12 +45,18 @@ SHOWN_BYTES: Final = 1024
 _KINDS: Final = {
     "add": b"a", "append": b"p", "set_add": b"s", "set_remove": b"r", "maximum": b">", "minimum": b"<", "last": b"l",
 }  # fmt: skip
+_FEW: Final = 100
 _NOTHING: Final = b""
 _PLAIN_PUT: Final = b"p"
 
 
 def check(request: CommitRequest) -> None:
     """Raises `LimitExceededError` for more than one script should do."""
+    if (
+        len(request.writes) + len(request.reads) + len(request.guards) + len(request.spans) + len(request.clears) < _FEW
+        and not request.fetch
+    ):
+        return
     for limit, found, allowed in (
         ("writes", len(request.writes), LIMITS.writes),
         ("reads", len(request.reads) + len(request.guards) + len(request.fetch), LIMITS.reads),
@@ -83,24 +89,27 @@ def arguments(request: CommitRequest, identity: bytes, computed: dict[Key, bytes
     ]
     for key, expected in request.reads.items():
         write = writes.get(key)
-        out += (key, _expectation(key, expected, b"a", alive))
+        if type(expected) is tuple and not alive:
+            wanted = pack_pair(*expected)
+        else:
+            wanted = _expectation(key, expected, b"a", alive)
         if write is None:
-            out += (_NOTHING, _NOTHING)
+            out += (key, wanted, _NOTHING, _NOTHING)
         elif type(write) is Put and write.ttl_seconds is None and write.listed:
             forms[key] = True
-            out += (_PLAIN_PUT, write.value)
+            out += (key, wanted, _PLAIN_PUT, write.value)
         else:
             forms[key] = form_of(write)
-            out += _operation(key, write, computed)
+            out += (key, wanted, *_operation(key, write, computed))
     for key, expected in guards.items():
-        write = None if key in forms else writes.get(key)
-        out += (key, _expectation(key, expected, b"g", alive))
+        wanted = b"g" if expected is ABSENT else _expectation(key, expected, b"g", alive)
         count += 1
-        if write is None:
-            out += (_NOTHING, _NOTHING)
+        write = writes.get(key)
+        if write is None or key in forms:
+            out += (key, wanted, _NOTHING, _NOTHING)
         else:
             forms[key] = form_of(write)
-            out += _operation(key, write, computed)
+            out += (key, wanted, *_operation(key, write, computed))
     if len(forms) < len(writes):
         for key, write in writes.items():
             if key not in forms:
