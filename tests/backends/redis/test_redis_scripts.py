@@ -20,6 +20,7 @@ from interlock.errors import BackendError, BackendUnavailableError, LimitExceede
 from interlock.merges import apply
 from interlock.model import (
     ABSENT,
+    UNCHANGED,
     BoundBroken,
     CommitRefused,
     Delete,
@@ -82,6 +83,8 @@ def test_sums_of_ints_are_those_of_python(redis_url: str, name: str) -> None:
         for number in range(40):
             pairs = [(_random_int(source), _random_int(source)) for _ in range(50)]
             pairs += [(value, -value) for value, _ in pairs[:5]]
+            pairs += [(10**power - 1, 10**rest) for power, rest in ((15, 0), (16, 0), (21, 7), (28, 14), (35, 0))]
+            pairs += [(-(10**power), 10**rest) for power, rest in ((15, 0), (16, 8), (21, 7), (28, 14), (35, 0))]
             await store.commit({key(number, place): put(left) for place, (left, _) in enumerate(pairs)})
             reply = await store.commit(
                 {
@@ -222,6 +225,26 @@ def test_a_long_wait_over_a_large_range_is_refused_rather_than_searched_for_ever
         await store.backend.close()
 
     asyncio.run(run())
+
+
+def test_compaction_keeps_a_tombstone_that_a_snapshot_could_miss(redis_url: str, name: str) -> None:
+    leaf = RedisBackend(redis_url, name=name).blocking()
+
+    async def run() -> None:
+        store = Subject(leaf)
+        await store.commit({key("a"): put(1)})
+        first = await store.commit({key("a"): Delete()})
+        await store.commit({key("a"): put(2)})
+        snapshot = await store.backend.snapshot()
+        await store.commit({key("a"): Delete()})
+        while await leaf.compact(first.at + 1e-6):
+            pass
+        await store.refused({key("b"): put(1)}, reads={key("a"): UNCHANGED}, snapshot=snapshot)
+        await store.refused({key("b"): put(1)}, spans=(EVERYTHING,), snapshot=snapshot)
+        assert await store.value(key("a"), snapshot) == 2
+        await leaf.close()
+
+    step(run())
 
 
 @pytest.mark.parametrize("parts", [1, 3])
