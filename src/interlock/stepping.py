@@ -7,16 +7,17 @@ fork does not hang it, and nothing goes on behind the caller's back.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager
 from decimal import Decimal
+from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, TypeVarTuple, cast, overload
 
 from typing_extensions import deprecated
 
 from interlock.core import carrying, extension, handles, memos, scanning, writing
+from interlock.core.calls import ACTIVE
 from interlock.core.cursors import cursor_of
 from interlock.core.isolation import Isolation
 from interlock.core.refusals import transaction_text
@@ -49,8 +50,12 @@ def step(coroutine: Coroutine[Any, Any, T]) -> T:
     except StopIteration as stop:
         value: T = stop.value
         return value
+    raise _suspended(coroutine)
+
+
+def _suspended(coroutine: Coroutine[Any, Any, Any]) -> UsageError:
     coroutine.close()
-    raise UsageError("the backend suspended in synchronous code; it has no blocking leaf")
+    return UsageError("the backend suspended in synchronous code; it has no blocking leaf")
 
 
 def step_all(rows: AsyncIterator[T], stepping: Callable[[Any], Any] = step) -> Iterator[T]:
@@ -115,7 +120,7 @@ class AgentView(handles.Handle, Generic[V]):
 
     def _do(self, call: Coroutine[Any, Any, T]) -> T:
         """Step a call to its end; refuse one that begins while another thread is inside this session."""
-        txn, me = self._txn, threading.get_ident()
+        txn, me = self._txn, get_ident()
         owner = txn.thread
         if owner is not None and owner != me:
             call.close()
@@ -125,9 +130,13 @@ class AgentView(handles.Handle, Generic[V]):
             raise error
         txn.thread = me
         try:
-            return step(call)
+            call.send(None)
+        except StopIteration as stop:  # as in `step`, without a call of its own
+            value: T = stop.value
+            return value
         finally:
             txn.thread = owner
+        raise _suspended(call)
 
 
 class AgentSession(AgentView[V]):
@@ -290,11 +299,15 @@ class AgentSession(AgentView[V]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         txn = self._txn
-        if handles.close_joined(self, error):
+        if self._mark is not None:
+            handles.close_joined(self, error)
             return
         try:
-            ending = handles.leave(txn, error)
-            if ending is not None:
-                self._do(ending)
+            if error is None and txn.state == ACTIVE:
+                self._do(handles.finish(txn))
+            else:
+                ending = handles.leave(txn, error)
+                if ending is not None:
+                    self._do(ending)
         finally:
             txn.leave_context()

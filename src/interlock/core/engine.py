@@ -142,14 +142,15 @@ class Engine:
         if self.closed:
             raise UsageError("the store is closed")
 
-    def parent(self, *, detached: bool, isolation: str | None = None) -> Transaction | None:
+    def parent(self, chosen: Chosen) -> Transaction | None:
         """The transaction that a new session or `run` joins; None where there is none.
 
-        Raises `UsageError` in a task or thread that only inherited the context, and for a stronger isolation."""
+        Raises `UsageError` in a task or thread that only inherited the context, and for options that it does not
+        meet."""
         if self.closed:
             self.check_open()
         open_transaction = current.get()
-        if open_transaction is None or open_transaction.engine is not self or detached:
+        if open_transaction is None or open_transaction.engine is not self or chosen.detached:
             return None
         if open_transaction.state in ENDED or open_transaction.context is None:  # or interrupted while it was entered
             return None
@@ -160,10 +161,8 @@ class Engine:
             )
         if open_transaction.state:
             open_transaction.refuse("session or run inside it")
-        if isolation is not None and modes.rank(isolation) > open_transaction.mode:
-            raise UsageError(
-                f"a nested session cannot ask for {isolation!r} inside one that is {open_transaction.isolation!r}"
-            )
+        if not chosen.usual:
+            _check_joining(open_transaction, chosen)
         return open_transaction
 
     def check_generation(self, generation: Generation) -> None:
@@ -199,3 +198,20 @@ class Engine:
         for close in self.closing:
             close()
         await self.backend.close()
+
+
+def _check_joining(parent: Transaction, chosen: Chosen) -> None:
+    """What joins a transaction is done by its agent, under its run id, in its mode: no option may say otherwise. A
+    weaker isolation does not, because it gets more than it asks for; nor do ``retry`` and ``timeout_seconds``, which
+    belong to whoever begins attempts."""
+    weaker = chosen.isolation is None or modes.rank(chosen.isolation) <= parent.mode
+    for option, wanted, found in (
+        ("agent", chosen.agent, parent.agent),
+        ("run_id", chosen.run_id, parent.run_id),
+        ("isolation", None if weaker else chosen.isolation, parent.isolation),
+    ):
+        if wanted is not None and wanted != found:
+            raise UsageError(
+                f"{option}={wanted!r} inside a session whose {option} is {found!r}: what joins it becomes part of it; "
+                "pass detached=True for a transaction of its own"
+            )

@@ -163,14 +163,12 @@ def open_context(session: Handle) -> None:
     txn.context = current.set(txn)
 
 
-def close_joined(session: Handle, error: BaseException | None) -> bool:
-    """Leaving a joined session; False for one that stands by itself."""
-    if session._mark is None:
-        return False
+def close_joined(session: Handle, error: BaseException | None) -> None:
+    """Leaving a joined session."""
+    assert session._mark is not None
     if error is not None and session._txn.state not in ENDED:
         session._mark.restore()
     _leave_parent(session)
-    return True
 
 
 def _leave_parent(session: Handle) -> None:
@@ -219,7 +217,7 @@ def prepare(session: Handle, resource: Resource | None, chosen: Any) -> None:
 
 def refuse_nested_attempts(engine: Engine, chosen: Chosen) -> None:
     """`attempts` begins transactions of its own. Raises `UsageError` inside an open session."""
-    if engine.parent(detached=chosen.detached) is not None:
+    if engine.parent(chosen) is not None:
         raise UsageError(
             "attempts begins transactions of its own; inside a session use run or session, which join it, or pass "
             "detached=True"
@@ -243,26 +241,25 @@ def new_session(
     engine: Engine,
     resource: Resource | None,
     chosen: Chosen,
-    parent: Transaction | None,
 ) -> H:
     """A session that waits to be entered: one of its own, or one that joins its parent."""
-    if parent is None:
-        txn = engine.start(resource, chosen, None)
-        txn.state = READY
-    else:
-        txn = parent
-    session = kind(txn, resource)
+    parent = None if current.get() is None else engine.parent(chosen)
     if parent is not None:
         if chosen.idempotency_key is not None:
             raise UsageError(
                 "a session that joins its parent has no commit of its own to bind idempotency_key= to; use run, whose "
                 "record the parent's commit writes, or pass detached=True"
             )
-        session._mark = writing.Mark(txn)
         if chosen.fence is not None:
             raise UsageError(
                 "a session that joins its parent is fenced inside it, with session.fence(...), or pass detached=True"
             )
+        session = kind(parent, resource)
+        session._mark = writing.Mark(parent)
+        return session
+    txn = engine.start(resource, chosen, None)
+    txn.state = READY
+    session = kind(txn, resource)
     if chosen.idempotency_key is not None:
         prepare(session, resource, chosen)
     return session

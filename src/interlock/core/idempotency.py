@@ -35,7 +35,10 @@ from interlock.errors import (
 )
 from interlock.model import Entry, Key, Put
 
-_FINGERPRINT_BYTES = 16
+_pack = msgspec.msgpack.Encoder().encode
+_DIGEST_BYTES = 16
+_OWN_FINGERPRINT_BYTES = 64
+"""What is no longer than this is its own fingerprint: cheaper to keep than to digest."""
 _SIMPLE: Final = frozenset((str, int, bool, type(None)))
 SESSION: Final = "session"
 """The operation name of a bare session."""
@@ -80,17 +83,21 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def record_key(resource_name: str, operation: str, idempotency_key: str) -> Key:
-    """Where a key's record lies: a digest, so that long names cannot exceed a key's limit."""
-    digest = _scope(resource_name, operation).copy()
-    digest.update(keys.encode(idempotency_key))
-    return keys.SYSTEM + b"idem" + digest.digest()
+    """Where a key's record lies. All but the idempotency key itself is digested and the digest kept, so that long names
+    cannot exceed a key's limit. Raises `UsageError` for a text that is not one."""
+    try:
+        return _scope(resource_name, operation) + idempotency_key.encode()
+    except UnicodeEncodeError:
+        raise UsageError("an idempotency key must not hold half a surrogate pair") from None
 
 
 @functools.lru_cache(maxsize=1024)
-def _scope(resource_name: str, operation: str) -> hashlib.blake2b:
-    """Of a resource ("" for the store itself) and an operation; each part says where it ends."""
+def _scope(resource_name: str, operation: str) -> bytes:
+    """Where the records of a resource ("" for the store itself) and an operation lie: behind a digest of both names,
+    each of which says where it ends."""
     name = operation.encode(errors="surrogatepass")
-    return hashlib.blake2b(keys.encode((resource_name,)) + b"%d:" % len(name) + name, digest_size=24)
+    digest = hashlib.blake2b(keys.encode((resource_name,)) + b"%d:" % len(name) + name, digest_size=24)
+    return keys.SYSTEM + b"idem" + digest.digest()
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -128,7 +135,15 @@ def check_fingerprint(stored: bytes, wanted: bytes, idempotency_key: str) -> Non
 
 
 def _digest(what: Any) -> bytes:
-    return hashlib.blake2b(codec.canonical(what), digest_size=_FINGERPRINT_BYTES).digest()
+    return _fingerprint(codec.canonical(what))
+
+
+def _fingerprint(raw: bytes) -> bytes:
+    """Of a canonical form: a digest, or itself. The two never meet: a form begins with a letter or the msgpack tag of
+    an array."""
+    if len(raw) <= _OWN_FINGERPRINT_BYTES:
+        return raw
+    return b"#" + hashlib.blake2b(raw, digest_size=_DIGEST_BYTES).digest()
 
 
 def given_fingerprint(value: object) -> bytes:
@@ -147,20 +162,23 @@ def call_fingerprint(agent: str, fn: Callable[..., Any], arguments: tuple[Any, .
     The object of a method is an argument like the others. Raises `UsageError` for a lambda, for a function that closes
     over variables (they would not be bound), and for arguments that have no stored form: pass
     ``idempotency_fingerprint=`` then."""
+    if type(fn) is FunctionType and not named:
+        binding = _bindable(fn)
+        if binding.names is not None and len(arguments) == len(binding.names):
+            plain = _of_plain_call(agent, binding.names, binding.in_order(arguments))
+            if plain is not None:
+                return plain
     inner, arguments, named = _look_through(fn, arguments, named)
     if type(inner) is not FunctionType and (owner := _owner(inner)) is not None:
         named = {**named, "": owner}
     try:
-        signature, plain_names = _bindable(getattr(inner, "__func__", inner))
-        plain = plain_names is not None and not named and type(inner) is not MethodType
-        if plain and plain_names is not None and len(arguments) == len(plain_names):
-            values = dict(zip(plain_names, arguments, strict=True))
-        else:
-            values = _bind(signature, inner, arguments, named)
+        values = _bind(_bindable(getattr(inner, "__func__", inner)).signature, inner, arguments, named)
     except TypeError as error:
         raise UsageError(f"{operation_name(inner)} cannot be called like this: {error}") from None
     try:
-        return _digest_call(agent, values)
+        names = tuple(sorted(values))
+        plain = _of_plain_call(agent, names, tuple([values[name] for name in names]))
+        return _digest(("call", agent, values)) if plain is None else plain
     except ValueRefusedError as error:
         raise UsageError(
             f"the arguments of {operation_name(inner)} cannot be part of a fingerprint ({error}); pass ids instead of "
@@ -186,16 +204,15 @@ def _bind(
     return dict(list(bound.arguments.items())[leading:]) | owner
 
 
-def _digest_call(agent: str, values: dict[str, Any]) -> bytes:
-    """The digest of a call; texts and small numbers, which nearly all arguments are, take a short way of their own."""
-    if _SIMPLE.issuperset(map(type, values.values())):
-        try:
-            raw = msgspec.msgpack.encode(("plain call", agent, sorted(values.items())))
-        except (ValueError, OverflowError):  # half a surrogate pair, a large int: judged below
-            pass
-        else:
-            return hashlib.blake2b(raw, digest_size=_FINGERPRINT_BYTES).digest()
-    return _digest(("call", agent, values))
+def _of_plain_call(agent: str, names: tuple[str, ...], values: tuple[Any, ...]) -> bytes | None:
+    """The fingerprint of a call with texts and small numbers, which nearly all arguments are; None if others are among
+    them."""
+    if not _SIMPLE.issuperset(map(type, values)):
+        return None
+    try:
+        return _fingerprint(_pack(("plain call", agent, names, values)))
+    except (ValueError, OverflowError):  # half a surrogate pair, a large int
+        return None
 
 
 def _look_through(
@@ -207,10 +224,22 @@ def _look_through(
     return fn, arguments, named
 
 
+class _Binding(msgspec.Struct, frozen=True):
+    """``names``: the parameters behind the session, sorted, if all of them can be given by position; ``places``: where
+    each of them stands in a call."""
+
+    signature: inspect.Signature
+    names: tuple[str, ...] | None
+    places: tuple[int, ...]
+
+    def in_order(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """All arguments, in the order of ``names``."""
+        return arguments if len(arguments) < 2 else tuple([arguments[place] for place in self.places])
+
+
 @functools.lru_cache(maxsize=512)
-def _bindable(fn: Callable[..., Any]) -> tuple[inspect.Signature, tuple[str, ...] | None]:
-    """The signature of a function that an idempotency key can be bound to, and its parameters behind the session if all
-    of them can be given by position."""
+def _bindable(fn: Callable[..., Any]) -> _Binding:
+    """How a function takes its arguments. Raises `UsageError` for one to which a key cannot be bound."""
     name = operation_name(fn)
     if "<lambda>" in name:
         raise UsageError("a lambda has no name to bind an idempotency key to; pass idempotency_fingerprint=")
@@ -223,7 +252,10 @@ def _bindable(fn: Callable[..., Any]) -> tuple[inspect.Signature, tuple[str, ...
     signature = inspect.signature(fn)
     parameters = list(signature.parameters.values())[1:]
     plain = all(parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
-    return signature, tuple(parameter.name for parameter in parameters) if plain else None
+    if not plain:
+        return _Binding(signature, None, ())
+    names = [parameter.name for parameter in parameters]
+    return _Binding(signature, tuple(sorted(names)), tuple(sorted(range(len(names)), key=names.__getitem__)))
 
 
 def operation_name(fn: Callable[..., Any]) -> str:

@@ -45,7 +45,7 @@ def plain_request(txn: Transaction, rules: Rules) -> CommitRequest:
         check_limits(txn, writes, len(reads), 0)
     return CommitRequest(
         txn._id or txn.id, txn.agent, txn.isolation, token, reads, writes, guards, (), (),
-        txn.operation and idempotency.operation_name(txn.operation), txn.run_id, txn.attempt, observed,
+        txn.operation, txn.run_id, txn.attempt, observed,
     )  # fmt: skip
 
 
@@ -65,8 +65,7 @@ def assemble(txn: Transaction, writes: dict[Key, Write], guards: dict[Key, Expec
     return CommitRequest(
         txn.id, txn.agent, txn.isolation, token, reads, writes, guards, spans,
         () if txn.clears is None else tuple(txn.clears),
-        None if txn.operation is None else idempotency.operation_name(txn.operation),
-        txn.run_id, txn.attempt, observed, alive,
+        txn.operation, txn.run_id, txn.attempt, observed, alive,
     )  # fmt: skip
 
 

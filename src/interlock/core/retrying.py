@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from interlock.core.calls import COMMITTED
 from interlock.core.engine import Engine
 from interlock.core.options import Chosen
@@ -24,9 +26,7 @@ from interlock.model import Change, Key, Reply, Settled
 _SETTLE_SECONDS = 30.0
 
 
-class Retrying:
-    """Counts attempts, judges failures, waits, settles lost replies."""
-
+class _Progress(msgspec.Struct, eq=False, kw_only=True):
     attempt: int = 0
     started: float = 0.0
     deadline: float | None = None
@@ -34,10 +34,13 @@ class Retrying:
     last: InterlockError | None = None
     memos: dict[Any, Any] | None = None
 
-    def __init__(self, engine: Engine, home: Resource | None, chosen: Chosen) -> None:
-        self.engine = engine
-        self.home = home
-        self.chosen = chosen
+
+class Retrying(_Progress, eq=False):
+    """Counts attempts, judges failures, waits, settles lost replies."""
+
+    engine: Engine
+    home: Resource | None
+    chosen: Chosen
 
     @property
     def policy(self) -> RetryPolicy:

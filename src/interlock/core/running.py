@@ -24,10 +24,9 @@ from interlock.core import isolation as modes
 from interlock.core.carrying import fence
 from interlock.core.commit import Replay, commit
 from interlock.core.cursors import cursor_of
-from interlock.core.engine import Engine
 from interlock.core.extension import extend
 from interlock.core.idempotency import Record
-from interlock.core.options import DEFAULTS, Chosen
+from interlock.core.options import DEFAULTS
 from interlock.core.refusals import transaction_text
 from interlock.core.retrying import Retrying
 from interlock.core.space import Resource
@@ -53,31 +52,18 @@ class Committed(msgspec.Struct, Generic[T_co], frozen=True):
     cursor: str | None
 
 
-class Running(Retrying):
-    """One call of `run`. After `run`: ``value``, and what `detailed` makes of the last attempt."""
+class Running(Retrying, eq=False):
+    """One call of `run`. After `run`: what `detailed` makes of the last attempt."""
 
+    handle: Callable[[Transaction, Resource | None], Any]
+    fn: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    named: dict[str, Any] = msgspec.field(default_factory=dict)
+    operation: str = ""
     record: Key | None = None
     fingerprint: bytes = b""
     replay: Replay | None = None
     last_transaction: Transaction | None = None
-
-    def __init__(
-        self,
-        engine: Engine,
-        home: Resource | None,
-        chosen: Chosen,
-        handle: Callable[[Transaction, Resource | None], Any],
-        fn: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        named: dict[str, Any] | None = None,
-    ) -> None:
-        self.engine = engine
-        self.home = home
-        self.chosen = chosen
-        self.handle = handle
-        self.fn = fn
-        self.arguments = arguments
-        self.named = named or {}
 
     def run(self) -> Coroutine[Any, Any, Any]:
         """Join the transaction that is open in this task, or make attempts until one commits; the function's result."""
@@ -86,7 +72,7 @@ class Running(Retrying):
 
     async def _run(self) -> Any:
         chosen, engine = self.chosen, self.engine
-        parent = engine.parent(detached=chosen.detached, isolation=chosen.isolation)
+        parent = engine.parent(chosen)
         key = chosen.idempotency_key
         if key is not None:
             self._identify(key, parent)
@@ -113,7 +99,8 @@ class Running(Retrying):
 
     def _identify(self, key: str, parent: Transaction | None) -> None:
         name = "" if self.home is None else self.home.space.name
-        self.record = idempotency.record_key(name, idempotency.operation_name(self.fn), key)
+        self.operation = idempotency.operation_name(self.fn)
+        self.record = idempotency.record_key(name, self.operation, key)
         if self.chosen.idempotency_fingerprint is not None:
             self.fingerprint = idempotency.given_fingerprint(self.chosen.idempotency_fingerprint)
             return
@@ -122,10 +109,11 @@ class Running(Retrying):
 
     async def _attempts(self) -> Any:
         engine = self.engine
+        operation = self.operation or idempotency.operation_name(self.fn)
         value: Any = None
         while True:
             txn = self.last_transaction = await self.begin() if self.attempt else self.first()
-            txn.operation = self.fn
+            txn.operation = operation
             try:
                 txn.context = current.set(txn)
                 if self.record is not None:

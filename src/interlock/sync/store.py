@@ -97,8 +97,7 @@ class Sessions(Generic[V]):
 
         Inside another session of the same store and task it joins that one like a savepoint."""
         chosen = choose(dict(options), retries=False) if options else DEFAULTS
-        parent = self._engine.parent(detached=chosen.detached, isolation=chosen.isolation)
-        return handles.new_session(AgentSession, self._engine, self._resource, chosen, parent)
+        return handles.new_session(AgentSession, self._engine, self._resource, chosen)
 
     def begin(self, **options: Unpack[SessionOptions]) -> AgentSession[V]:
         """A session for hooks and protocols without a ``with``: end it with `commit` or `rollback`."""
@@ -121,7 +120,7 @@ class Sessions(Generic[V]):
 
         Positional arguments are the function's, keywords are ours; give the function keywords with `functools.partial`.
         It may run several times: no side effects in it except through `AgentSession.memo`. Inside another session of
-        the same store and task it joins that one.
+        the same store and task it joins that one; `UsageError` for options that contradict it.
 
         Raises: what ``fn`` raises, `RetriesExhaustedError`, `DeadlineExceededError`, `InvariantError`,
             `IdempotencyMismatchError`, `CommitUnknownError`."""

@@ -86,8 +86,8 @@ def _drop(state: State, record: Record) -> int:
     for keys in (record.keys, record.cleared):
         for key in keys:
             dropped += _trim(state, key, horizon)
-    state.forgotten = max(state.forgotten, record.transaction)
-    state.records.pop(record.transaction, None)
+    state.forgotten = max(state.forgotten, record.request.transaction)
+    state.records.pop(record.request.transaction, None)
     state.log.pop(record.version[0], None)
     return dropped
 

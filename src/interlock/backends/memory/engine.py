@@ -58,7 +58,7 @@ class Engine:
             if state.pending is not None:
                 state.apply(*state.pending)
             get = state.current.get
-            entries = [get(keys[0])] if len(keys) == 1 else [get(key) for key in keys]
+            entries = [get(keys[0])] if len(keys) == 1 else [get(key) for key in keys]  # a comprehension is a call
             token = state.token
             if at is None or at is token:
                 now = state.clock()
@@ -123,13 +123,14 @@ class Engine:
                 else:
                     state.last_time = now
                 reply = commit_plainly(state, request, now)
+                if reply is not None and not state.waiters:
+                    return reply
                 if reply is None:
                     tombstones = judge(state, request, now)
                     if not request.writes and not request.clears:
                         return Reply(state.version, state.token, now, None, fetched(state, request))
                     reply = perform(state, request, now, tombstones)
-                if state.waiters:
-                    waiters = list(state.waiters)
+                waiters = list(state.waiters)
         finally:
             if waiters:
                 wake_all(waiters)

@@ -55,18 +55,13 @@ def perform(state: State, request: CommitRequest, now: float, tombstones: dict[K
     if fresh is not None:
         state.order.fresh.update(fresh)
     token = Token(state.token.store, INCARNATION, position)
-    quiet = request.quiet
-    record = Record(
-        version,
-        token,
-        now,
-        request.transaction,
-        request.agent,
-        tuple(new) if quiet else request.writes,
-        cleared,
-        tombstones,
-        None if quiet else request,
-    )
+    if request.quiet:
+        kept = CommitRequest(
+            request.transaction, request.agent, request.isolation, request.snapshot, {}, {}, {}, quiet=True
+        )
+        record = Record(version, token, now, kept, cleared, tombstones, tuple(new))
+    else:
+        record = Record(version, token, now, request, cleared, tombstones)
     state.pending = (record, new)
     state.apply(record, new)
     return Reply(version, token, now, merged, fetched(state, request) if request.fetch else ())

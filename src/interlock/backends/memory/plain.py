@@ -30,7 +30,7 @@ def commit_plainly(state: State, request: CommitRequest, now: float) -> Reply | 
         if entry is None:
             if expected is not ABSENT:
                 return None
-        elif entry.version != expected or entry.value is None:
+        elif (entry.version is not expected and entry.version != expected) or entry.value is None:
             return None
     for key, expected in request.guards.items():
         entry = get(key)
@@ -55,7 +55,7 @@ def commit_plainly(state: State, request: CommitRequest, now: float) -> Reply | 
     if fresh:
         state.order.fresh.update(fresh)
     after = Token(token.store, INCARNATION, position)
-    record = Record(version, after, now, transaction, request.agent, writes, (), None, request)
+    record = Record(version, after, now, request)
     state.pending = (record, new)
     chains = state.chains
     for key, entry in new.items():

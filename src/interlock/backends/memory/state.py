@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from heapq import heappush
 from typing import Final
 
@@ -34,7 +34,6 @@ from interlock.model import (
     Token,
     TransactionId,
     Version,
-    Write,
 )
 from interlock.ports import Waiter
 
@@ -53,23 +52,28 @@ def older(chain: list[Entry], position: int) -> int:
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One position of the log. ``request`` is None for a quiet commit, which is here only for its keys and its
-    author."""
+    """One position of the log: what was asked for, and what came of it besides.
+
+    A quiet commit is here only for its author and its keys (``quiet_keys``), so its request is kept without the values
+    that it wrote."""
 
     version: Version
     token: Token
     at: float
-    transaction: TransactionId
-    agent: str
-    keys: dict[Key, Write] | tuple[Key, ...]
-    cleared: tuple[Key, ...]
-    tombstones: dict[Key, Version] | None
-    request: CommitRequest | None
+    request: CommitRequest
+    cleared: tuple[Key, ...] = ()
+    tombstones: dict[Key, Version] | None = None
+    quiet_keys: tuple[Key, ...] = ()
+
+    @property
+    def keys(self) -> Collection[Key]:
+        """The keys that were written one by one."""
+        return self.quiet_keys or self.request.writes
 
     def change(self) -> Change | None:
         """The feed record, made when somebody asks for it; None for a quiet commit."""
         request = self.request
-        if request is None:
+        if request.quiet:
             return None
         reads: dict[Key, Version | None] = {} if request.observed is None else dict(request.observed)
         tombstones = self.tombstones or {}
@@ -78,9 +82,9 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return Change(
             self.version,
             self.token,
-            self.transaction,
+            request.transaction,
             self.at,
-            self.agent,
+            request.agent,
             request.isolation,
             request.operation,
             request.run_id,
@@ -151,7 +155,7 @@ class State:
     def author(self, version: Version) -> Author | None:
         """Who committed a version, where the log still has it."""
         record = self.log.get(version[0])
-        return None if record is None else Author(record.transaction, record.agent, record.at)
+        return None if record is None else Author(record.request.transaction, record.request.agent, record.at)
 
     def is_newer(self, key: Key, snapshot: int) -> bool:
         """Whether a key has changed since a snapshot."""
@@ -179,7 +183,7 @@ class State:
 
     def apply(self, record: Record, new: dict[Key, Entry]) -> None:
         """Put a decided commit in place. Doing it again, or again from the middle, does no harm."""
-        quiet = record.request is None
+        quiet = record.request.quiet
         current, chains = self.current, self.chains
         for key, entry in new.items():
             old = current.get(key)
@@ -199,7 +203,7 @@ class State:
                 chains.pop(key, None)
             else:
                 current[key] = entry
-        self.records[record.transaction] = record
+        self.records[record.request.transaction] = record
         self.log[record.version[0]] = record
         self.version = record.version
         self.token = record.token

@@ -151,7 +151,7 @@ async def test_transactional(desk: Desk) -> None:
     assert runs == 3
     assert (add.__name__, add.__doc__) == ("add", "Add to a value.")
     assert (await listed(store.log.changes()))[-1].agent == "counter"
-    async with things.session() as session:
+    async with things.session(agent="counter") as session:
         assert await add("a", by=4) == 20
         assert await session.read("a") == 20
         await session.rollback()

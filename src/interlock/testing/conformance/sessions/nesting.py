@@ -160,6 +160,26 @@ async def test_a_nested_one_asks_for_no_more_than_its_parent_gives(desk: Desk) -
 
 
 @at_desk
+async def test_options_of_a_nested_one_do_not_contradict_its_parent(desk: Desk) -> None:
+    things = desk.resource()
+    async with things.session(agent="buyer", run_id="monday") as session:
+        others: list[interlock.Options] = [{"agent": "seller"}, {"run_id": "tuesday"}]
+        for other in others:
+            [option] = other
+            with pytest.raises(interlock.UsageError, match=f"^{option}=.*detached=True"):
+                await things.run(put, "a", 1, **other)
+            with pytest.raises(interlock.UsageError, match=f"^{option}=.*detached=True"):
+                things.session(agent=other.get("agent", "buyer"), run_id=other.get("run_id", "monday"))
+            other["detached"] = True
+            assert await things.run(put, "b", 1, **other) == "b written"
+        async with things.session(agent="buyer", run_id="monday") as inner:
+            await inner.write("c", 1)
+        await things.run(put, "d", 1, agent="buyer", timeout_seconds=9, retry=interlock.RetryPolicy(max_attempts=1))
+        assert session.agent == "buyer"
+    assert await contents(things) == {"b": 1, "c": 1, "d": 1}
+
+
+@at_desk
 async def test_detached_and_other_stores_are_independent(desk: Desk) -> None:
     store, second, elsewhere = desk.open(), desk.open(), desk.elsewhere()
     things = store.resource("things")
