@@ -232,6 +232,17 @@ def test_whoever_judges_asks_the_database_itself(store: Store, path: Path) -> No
     assert store.value(a) == 1
 
 
+def test_a_bulk_load_pushes_nothing_out(store: Store) -> None:
+    often = key("often")
+    store.commit({often: number(1)})
+    many = [key("n", part) for part in range(2 * newest._BULK_ROWS)]
+    store.commit({many[0]: number(1)})
+    store.commit({name: number(2) for name in many})
+    assert kept(store, often)
+    assert not kept(store, many[0])
+    assert store.value(many[0]) == store.value(many[-1]) == 2
+
+
 def test_memory_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(newest, "_HALF_BYTES", 20_000)
     monkeypatch.setattr(newest, "_LONG_BYTES", 2_000)

@@ -42,6 +42,8 @@ _HALF_BYTES: Final = 8 << 20
 _ROW_BYTES: Final = 400
 _LONG_BYTES: Final = 64 << 10
 """Longer values are not kept."""
+_BULK_ROWS: Final = 1024
+"""A batch with more rows is not kept: a bulk load would push out what is used all the time."""
 _MISSING: Final[Any] = object()
 
 
@@ -141,6 +143,15 @@ class Newest:
     def show(self, keys: Iterable[Key], rows: dict[Key, Row], token: Token, ends: tuple[int, bytes, int]) -> None:
         """After COMMIT, or in place of it where nothing was written: what the batch knows of ``keys`` and ``rows``."""
         self._shown = None
+        if len(rows) <= _BULK_ROWS:
+            self._keep(keys, rows)
+        else:
+            for key in rows:
+                self._drop(key)
+        self.ends = ends
+        self._shown = _Shown(token, self._young, self._old)
+
+    def _keep(self, keys: Iterable[Key], rows: dict[Key, Row]) -> None:
         young = self._young
         size = self._bytes
         for key in keys:
@@ -154,15 +165,16 @@ class Newest:
             elif len(value) <= _LONG_BYTES:
                 size += _ROW_BYTES + len(value)
             else:
-                young.pop(key, None)
-                self._old.pop(key, None)
+                self._drop(key)
                 continue
             young[key] = row
         if size > _HALF_BYTES:
             self._old, self._young, size = young, {}, 0
         self._bytes = size
-        self.ends = ends
-        self._shown = _Shown(token, self._young, self._old)
+
+    def _drop(self, key: Key) -> None:
+        self._young.pop(key, None)
+        self._old.pop(key, None)
 
     def close(self) -> None:
         """Forget everything and give up the view of the queue file."""
