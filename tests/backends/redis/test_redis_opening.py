@@ -279,6 +279,7 @@ def test_a_replicated_commit_is_on_the_replica(server: RedisServer, replica: Red
         replica.kill()
         with pytest.raises(CommitUnknownError):
             await leaf.commit(request)
+        await store.commit({key("volatile"): put(1)}, durable=False)  # asks for no copy
         with pytest.raises(BackendUnavailableError):
             await leaf.outcome(request.transaction, fence=True)
         replica.start()

@@ -195,6 +195,9 @@ def test_counts_are_bounded_before_anything_is_sent(redis_url: str, name: str) -
         with pytest.raises(LimitExceededError) as caught:
             await store.commit({key("x"): put(1)}, spans=(Span(b"\1", b"\2"),) * (requests.LIMITS.spans + 1))
         assert caught.value.limit == "spans"
+        with pytest.raises(LimitExceededError) as caught:
+            await store.commit({key("x"): put(1)}, fetch=tuple(key("n", number) for number in range(2001)))
+        assert caught.value.limit == "fetched"
         before = await store.backend.snapshot()
         with pytest.raises(LimitExceededError) as caught:
             await store.commit(clears=(EVERYTHING,))
@@ -225,6 +228,23 @@ def test_a_long_wait_over_a_large_range_is_refused_rather_than_searched_for_ever
         await store.backend.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e9, 1e300])
+def test_a_life_may_be_of_any_length(redis_url: str, name: str, seconds: float) -> None:
+    leaf = RedisBackend(redis_url, name=name).blocking()
+
+    async def run() -> None:
+        store = Subject(leaf)
+        reply = await store.commit({key("a"): put(1, ttl_seconds=seconds)})
+        entry = await store.entry(key("a"))
+        assert entry is not None
+        assert entry.expires_at is not None
+        assert entry.expires_at >= reply.at
+        assert await leaf.compact(0.0) == (1 if seconds == 0.0 else 0)
+        await leaf.close()
+
+    step(run())
 
 
 def test_compaction_keeps_a_tombstone_that_a_snapshot_could_miss(redis_url: str, name: str) -> None:

@@ -136,12 +136,12 @@ class AsyncDriver:
             self._elsewhere = ThreadedDriver(self._options, self._calls, self._known)
         return self._elsewhere
 
-    async def ask(self, *commands: Command, commits: bool = False) -> list[Any]:
+    async def ask(self, *commands: Command, commits: bool = False, copies: bool = False) -> list[Any]:
         """See `interlock.backends.redis.home.Driver`."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            return await self._other_loop().ask(*commands, commits=commits)
+            return await self._other_loop().ask(*commands, commits=commits, copies=copies)
         repeats = REPEATS
         while True:
             links = self._loops.get(loop)
@@ -150,7 +150,7 @@ class AsyncDriver:
             link = links.link
             if link is None or link.broken:
                 link = await links.usable()
-            call = link.send(commands, commits=commits)
+            call = link.send(commands, copies=copies)
             try:
                 replies = await call.future
             except asyncio.CancelledError as cancelled:

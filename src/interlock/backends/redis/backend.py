@@ -111,7 +111,7 @@ class RedisBackend(Reader):
         computed: dict[Key, bytes] | None = None
         while True:
             command = (*self._calls.commit, *requests.arguments(request, identity, computed))
-            replies = await self.ask(command, commits=writes)
+            replies = await self.ask(command, commits=writes, copies=writes and request.durable)
             answer = replies[0]
             if answer[0] != requests.OUTSIDE:
                 break
@@ -149,10 +149,9 @@ class RedisBackend(Reader):
 
     async def outcome(self, transaction: TransactionId, *, fence: bool) -> tuple[Settled, Change | None]:
         """What became of a transaction; with ``fence`` for good. Two calls where it committed."""
-        confirmation = self._options.confirmation
-        copies = () if confirmation is None else (confirmation,)
-        wanted = (transaction.to_bytes(16, "big"), b"1" if fence else b"0", b"1" if copies else b"0")
-        answer, *confirmed = await self.ask((*self._calls.outcome, *wanted), *copies)
+        again = b"1" if self._options.durability == "replicated" else b"0"
+        wanted = (transaction.to_bytes(16, "big"), b"1" if fence else b"0", again)
+        answer, *confirmed = await self.ask((*self._calls.outcome, *wanted), copies=True)
         if answer[0] == 3:
             raise failures.vanished()
         if confirmed and answer[0] >= 0 and confirmed[0] < self._options.replicas:

@@ -134,10 +134,10 @@ class BlockingDriver:
             raise
         return wire
 
-    async def ask(self, *commands: Command, commits: bool = False) -> list[Any]:
+    async def ask(self, *commands: Command, commits: bool = False, copies: bool = False) -> list[Any]:
         """See `interlock.backends.redis.home.Driver`."""
         self._check()
-        confirmation = self._options.confirmation if commits else None
+        confirmation = self._options.confirmation if copies else None
         if confirmation is not None:
             commands = (*commands, confirmation)
         repeats = REPEATS

@@ -20,7 +20,7 @@ end
 local out, bytes, last = {}, 0
 for j = 1, #found do
   local place, f = tonumber(string.match(found[j][1], '^%d+')), found[j][2]
-  if bytes > 4194304 and place ~= last then return {0, meta, last, 0, out} end
+  if bytes > 1048576 and place ~= last then return {0, meta, last, 0, out} end
   last = place
   local own, marks = pack('>I8', place), {}
   for m = 5, #f, 2 do

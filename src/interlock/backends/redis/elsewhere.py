@@ -37,10 +37,10 @@ class ThreadedDriver:
         self._threads = ThreadPoolExecutor(options.connections, "interlock-redis")
         self._runtime = AsyncRuntime()
 
-    async def ask(self, *commands: Command, commits: bool = False) -> list[Any]:
+    async def ask(self, *commands: Command, commits: bool = False, copies: bool = False) -> list[Any]:
         """See `interlock.backends.redis.home.Driver`."""
         waiter = self._runtime.waiter()
-        coroutine = self._inner.ask(*commands, commits=commits)
+        coroutine = self._inner.ask(*commands, commits=commits, copies=copies)
         future = self._threads.submit(_step, coroutine)
         future.add_done_callback(lambda _: waiter.wake())
         try:

@@ -56,9 +56,10 @@ Ask = Callable[..., Awaitable[list[Any]]]
 class Driver(Protocol):
     """One leaf's connections."""
 
-    async def ask(self, *commands: Command, commits: bool = False) -> list[Any]:
+    async def ask(self, *commands: Command, commits: bool = False, copies: bool = False) -> list[Any]:
         """Send commands in one go over one connection; their replies, error replies among them. ``commits``: they are
-        not repeated and not cancelled, a lost reply is unknown, and the copies that were asked for are confirmed.
+        not repeated and not cancelled, and a lost reply is unknown. ``copies``: with ``durability="replicated"`` the
+        last reply is how many replicas have confirmed all this.
 
         Raises `BackendUnavailableError` or, with ``commits``, `CommitUnknownError`."""
 

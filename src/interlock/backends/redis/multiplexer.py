@@ -67,13 +67,13 @@ class Link(asyncio.Protocol):
         transport.set_protocol(self)
         transport.resume_reading()
 
-    def send(self, commands: Sequence[Command], *, commits: bool = False) -> Call:
+    def send(self, commands: Sequence[Command], *, copies: bool = False) -> Call:
         """Send commands with this turn's; the link must not be broken."""
         if not self._fresh:
             self._loop.call_soon(self._flush)
         count = len(commands)
         call = Call(
-            self._loop.create_future(), count, count + 1 if commits and self._confirmation is not None else count
+            self._loop.create_future(), count, count + 1 if copies and self._confirmation is not None else count
         )
         self._fresh.append(call)
         self._calls.append(call)
@@ -118,7 +118,7 @@ class Link(asyncio.Protocol):
         except (hiredis.ProtocolError, IndexError):  # not a Redis server, or not ours any more
             self.abandon()
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
         self.broken = True
         calls, self._calls = self._calls, deque()

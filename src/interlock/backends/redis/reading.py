@@ -46,14 +46,14 @@ class Reader:
     _last_time: int
 
     # -- asking --------------------------------------------------------------------------------------------------------
-    async def ask(self, *commands: Command, commits: bool = False) -> list[Any]:
+    async def ask(self, *commands: Command, commits: bool = False, copies: bool = False) -> list[Any]:
         """The replies to commands. What certainly was not done because the scripts or the server were not there is done
         again, once they are; any other error reply is raised."""
         if self._closed:
             raise UsageError(CLOSED)
         again = _AGAIN
         while True:
-            replies = await self._driver.ask(*commands, commits=commits)
+            replies = await self._driver.ask(*commands, commits=commits, copies=copies)
             wrong: Exception | None = None
             for reply in replies:
                 if isinstance(reply, Exception):

@@ -40,6 +40,7 @@ DONE, CLASHES, ELSEWHERE, TOO_OLD, KNOWN, TOO_MANY, OUTSIDE = range(1, 8)
 LIMITS: Final = Limits(writes=10_000, reads=20_000, spans=200, commit_bytes=32 << 20)
 """One script holds up everybody, so it may not take long."""
 CLEARED_KEYS: Final = 10_000
+FETCHED_KEYS: Final = 2_000
 SHOWN_BYTES: Final = 1024
 
 _KINDS: Final = {
@@ -59,7 +60,8 @@ def check(request: CommitRequest) -> None:
         return
     for limit, found, allowed in (
         ("writes", len(request.writes), LIMITS.writes),
-        ("reads", len(request.reads) + len(request.guards) + len(request.fetch), LIMITS.reads),
+        ("reads", len(request.reads) + len(request.guards), LIMITS.reads),
+        ("fetched", len(request.fetch), FETCHED_KEYS),
         ("spans", len(request.spans) + len(request.clears), LIMITS.spans),
     ):
         if found > allowed:
@@ -139,13 +141,18 @@ def _operation(key: Key, write: Write, computed: dict[Key, bytes] | None) -> Com
         mark = b"p" if write.listed else b"o"
         if write.ttl_seconds is None:
             return mark, write.value
-        return b"t", mark + round(write.ttl_seconds * MICRO).to_bytes(8, "big") + write.value
+        return b"t", mark + _life(write.ttl_seconds).to_bytes(8, "big") + write.value
     if type(write) is Delete:
         return b"d", _NOTHING
     assert type(write) is Merge
     if computed is not None and key in computed:
         return b"M", computed[key]
     return b"m", b"".join([_step(step.kind, step.operand, step.floor, step.ceiling) for step in write.operations])
+
+
+def _life(seconds: float) -> int:
+    """Microseconds to live; a longer life than Lua can count is one of 142 years."""
+    return max(0, min(round(min(seconds, 1e12) * MICRO), 1 << 52))
 
 
 def _step(kind: str, operand: bytes, floor: bytes | None, ceiling: bytes | None) -> bytes:

@@ -39,7 +39,7 @@ def packed(command: Command) -> bytes:
 
 
 def _read(name: str) -> str:
-    text = files(__package__).joinpath(f"{name}.lua").read_text("utf-8")
+    text = files("interlock.backends.redis").joinpath(f"{name}.lua").read_text("utf-8")
     return re.sub(r"^\s*--@ (\w+)\.lua$", lambda named: _read(named[1]), text, flags=re.MULTILINE)
 
 

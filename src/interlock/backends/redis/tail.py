@@ -59,6 +59,7 @@ class Tail:
                 command = (b"XREAD", b"COUNT", b"1", b"BLOCK", block, b"STREAMS", self._feed, behind)
                 replies = await self._link.send((command,)).future
                 if replies is None or isinstance(replies[0], Exception):
+                    self._link.abandon()  # the store may have moved to another server
                     self._wake(None)
                     await asyncio.sleep(0)
                 elif replies[0]:
