@@ -17,7 +17,6 @@ PAIRS = (
     "EffectStore",
     "IdempotentExecutor",
     "Lease",
-    "Lock",
     "SharedResource",
     "Store",
     "TransactionLog",

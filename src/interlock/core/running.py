@@ -26,7 +26,6 @@ from interlock.core.commit import Replay, commit
 from interlock.core.cursors import cursor_of
 from interlock.core.extension import extend
 from interlock.core.idempotency import Record
-from interlock.core.locking import let_go
 from interlock.core.options import DEFAULTS
 from interlock.core.refusals import transaction_text
 from interlock.core.retrying import Retrying
@@ -136,9 +135,7 @@ class Running(Retrying, eq=False):
                 self.replay = replay
                 return replay.result
             except BaseException as error:
-                txn.rollback(keep_locks=True)
-                if txn.held is not None:
-                    await let_go(txn)
+                txn.rollback()
                 self._check_function(error)
                 self.judge(error, txn)
             finally:
