@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from benchmarks import effects, machine, memory, peers, plots, postgresql, redis, report, scale, sqlite
+from benchmarks import effects, machine, memory, peers, plots, postgresql, redis, report, sagas, scale, sqlite
 from benchmarks.measure import Cell, interleave
 from benchmarks.report import Report
 
@@ -28,6 +28,7 @@ class What(enum.Enum):
     redis = "redis"
     scale = "scale"
     effects = "effects"
+    sagas = "sagas"
     all = "all"
 
 
@@ -47,6 +48,7 @@ DEFAULTS: dict[What, tuple[float, int]] = {
     What.redis: (0.5, 7),
     What.scale: (0.15, 7),
     What.effects: (0.5, 7),
+    What.sagas: (0.3, 7),
 }
 """Seconds for each cell in each repetition, and repetitions."""
 
@@ -131,7 +133,7 @@ def _measure(
     console: Console,
 ) -> Report:
     plan = {part: (seconds or DEFAULTS[part][0], repetitions or DEFAULTS[part][1]) for part in parts}
-    if with_peers and (missing := [*peers.missing(), *effects.missing()]):
+    if with_peers and (missing := [*peers.missing(), *effects.missing(), *sagas.missing()]):
         console.print(f"[yellow]peers left out, not installed: {', '.join(missing)}[/yellow]")
     cells = {part: _cells(part, with_peers, urls.get(part)) for part in parts}
     settings = {
@@ -167,6 +169,8 @@ def _cells(part: What, with_peers: bool, place: Any) -> list[Cell]:
         return sqlite.cells() + (peers.sqlite_cells(sqlite.TASKS, sqlite.THREADS) if with_peers else [])
     if part is What.effects:
         return effects.cells()
+    if part is What.sagas:
+        return sagas.cells()
     found: list[Cell] = SERVERS[part].cells(place) if part in SERVERS else []
     return found
 

@@ -40,7 +40,7 @@ IMPORTS: dict[str, set[str]] = {
     "stepping": CORE | {"core", "layers"},
     "saga": FOUNDATION | {"core", "layers", "stepping"},
     "sync": FOUNDATION | {"core", "layers", "saga", "backends", "opening", "stepping"},
-    "cli": FOUNDATION | {"core", "layers", "backends", "sync", "demo", ""},
+    "cli": FOUNDATION | {"core", "layers", "backends", "saga", "stepping", "sync", "demo", ""},
     "demo": FOUNDATION | {"core", "backends", "sync", ""},
     "testing": FOUNDATION | {"core", "layers", "backends", "gates", "opening", "stepping", "sync", "cli", "demo", ""},
     "": FOUNDATION | {"attempts", "core", "layers", "saga", "backends", "opening", "store", "sync"},

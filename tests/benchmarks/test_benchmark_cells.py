@@ -17,7 +17,7 @@ import redis
 from rich.console import Console
 from typer.testing import CliRunner
 
-from benchmarks import command, memory, peers, plots, postgresql, report, scale, sqlite
+from benchmarks import command, memory, peers, plots, postgresql, report, sagas, scale, sqlite
 from benchmarks import redis as redis_cells
 from benchmarks.floors import postgresql as postgresql_floors
 from benchmarks.floors import redis as redis_floors
@@ -54,6 +54,13 @@ def test_memory_cells(tmp_path: Path) -> None:
     assert {figures.name for figures in found if not figures.floor} == {
         "port level", "async session", "async run", "sync session", "sync run"
     }  # fmt: skip
+
+
+def test_saga_cells(tmp_path: Path) -> None:
+    found = measured(sagas.cells((1, 2)), tmp_path)
+    assert {"with Saga", "async with Saga", "with store.saga", "async with store.saga"} <= {
+        figures.name for figures in found
+    }
 
 
 def test_sqlite_cells(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 import interlock
-from interlock.cli import effects, feed, state
+from interlock.cli import effects, feed, sagas, state
 from interlock.cli.exits import EXIT_HELP, Exit
 from interlock.cli.forms import json_text
 from interlock.demo.command import demo
@@ -69,6 +69,8 @@ _add(state.history)
 _add(feed.log)
 _add(feed.outcome)
 _add(feed.compact)
+_add(sagas.sagas)
+_add(sagas.recover)
 _add(demo, epilog=None)
 
 effect_commands = typer.Typer(
@@ -80,6 +82,15 @@ _add(effects.show, to=effect_commands)
 _add(effects.reconcile, to=effect_commands)
 _add(effects.resolve, to=effect_commands)
 _add(effects.dispatch, to=effect_commands)
+
+letter_commands = typer.Typer(
+    no_args_is_help=True, help="Steps of durable sagas that still stand, and what is done about them.", epilog=EXIT_HELP
+)
+app.add_typer(letter_commands, name="dead-letters")
+_add(sagas.list_letters, to=letter_commands, name="list")
+_add(sagas.retry, to=letter_commands)
+_add(sagas.skip, to=letter_commands)
+_add(sagas.done, to=letter_commands)
 
 
 def _show_version(wanted: bool) -> None:

@@ -8,7 +8,7 @@ nothing; every recovery tries it again, until it succeeds or a person has dealt 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -113,7 +113,7 @@ async def recover(
     found: dict[str, list[str]] = {name: [] for name in RecoveryReport.__slots__}
     now = await engine.backend.now()
     ended = 0
-    async for name, saga_id, head in _open_sagas(engine):
+    async for name, saga_id, head in _sagas(engine, False):
         title = f"{name}/{saga_id}"
         if limit is not None and ended >= limit:
             break
@@ -158,15 +158,33 @@ def _note(found: dict[str, list[str]], journal: Journal, frame: Frame) -> None:
             found["dead_letters"].append(journal.letter_id(place_of(record)))
 
 
-async def _open_sagas(engine: Engine) -> Any:
+@dataclass(frozen=True, slots=True)
+class SagaEntry:
+    """A durable saga as the journal has it. ``at``: when its run began, by the engine's clock."""
+
+    name: str
+    id: str
+    status: str
+    run: int
+    agent: str
+    at: float
+
+
+async def list_sagas(engine: Engine, *, ended: bool = False) -> AsyncIterator[SagaEntry]:
+    """The sagas that have not ended, or all of them, by name and id."""
+    async for name, saga_id, head in _sagas(engine, ended):
+        yield SagaEntry(name, saga_id, head["status"], head["run"], head["agent"], head["at"])
+
+
+async def _sagas(engine: Engine, ended: bool) -> AsyncIterator[tuple[str, str, dict[str, Any]]]:
     ledger = Ledger(engine)
     after: tuple[Any, ...] | None = None
     while True:
         page = await ledger.scan(SAGAS, after=after, limit=PAGE)
         for record in page.records:
-            if record.value is not None and record.value["status"] not in records.ENDED:
+            if record.value is not None and (ended or record.value["status"] not in records.ENDED):
                 name, saga_id = SAGAS.parts(record.key)
-                yield name, saga_id, record.value
+                yield str(name), str(saga_id), record.value
         if not page.more:
             return
         after = SAGAS.parts(page.records[-1].key)

@@ -1,0 +1,217 @@
+"""The cells of sagas: five steps that do nothing, each with an undo that is never needed.
+
+In memory the floor is `contextlib.ExitStack` from the standard library, which keeps a callback for each step and
+nothing else, and the ratio is that of processor time. Durable sagas lie on one new SQLite file, synchronous=FULL, 1 and
+16 at once. The peers are those of PyPI that undo steps, each used as its documentation shows: agent-saga, simple-saga
+and latch-idempotent in memory; agent-saga alone keeps a journal, in a file that it syncs. They stand in the place of
+floors, so that their figures come from the same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import importlib.util
+import itertools
+from pathlib import Path
+from typing import Any, Final
+
+import interlock
+import interlock.sync
+from benchmarks.measure import Cell, Measure, Sample, Target, measure_awaits, measure_calls
+from benchmarks.sqlite import drive, drive_threads, url_of
+from interlock import compensable
+
+PACKAGES: Final = {"agent_saga": "agent-saga", "simple_saga": "simple-saga", "latch": "latch-idempotent"}
+"""Module -> what to install."""
+STEPS: Final = 5
+CALLERS: Final = (1, 16)
+MEMORY: Final = "five no-op steps in memory"
+TIMES_EXIT_STACK: Final = 12.0
+"""Of the processor time of an `ExitStack`, which was 5 us where 60 us were the aim for a saga."""
+TIMES_AGENT_SAGA: Final = 15.0
+"""In memory: how many times cheaper than agent-saga."""
+TIMES_DURABLE: Final = {16: 5.0}
+"""Durable: how many times the sagas per second of agent-saga, by the number of callers."""
+
+
+def missing() -> list[str]:
+    """What would have to be installed for all peers."""
+    return [package for module, package in PACKAGES.items() if importlib.util.find_spec(module) is None]
+
+
+def cells(callers: tuple[int, ...] = CALLERS) -> list[Cell]:
+    """All of them; the floor and the peers first, those that are installed."""
+    absent = missing()
+    peers = {"agent-saga": _agent_saga, "simple-saga": _simple_saga, "latch-idempotent": _latch}
+    here = {name: measure for name, measure in peers.items() if name not in absent}
+    found = [Cell(MEMORY, "floor: ExitStack", _exit_stack, floor=True, by_cpu=True)]
+    found += [Cell(MEMORY, name, measure, floor=True, by_cpu=True) for name, measure in here.items()]
+    targets = [Target("floor: ExitStack", TIMES_EXIT_STACK)]
+    if "agent-saga" in here:
+        targets.append(Target("agent-saga", 1 / TIMES_AGENT_SAGA))
+    for name, own in (("with Saga", _saga_now), ("async with Saga", _saga)):
+        found.append(Cell(MEMORY, name, own, by_cpu=True, targets=tuple(targets)))
+    for count in callers:
+        group = f"durable, SQLite FULL, {count} at once"
+        wanted: tuple[Target, ...] = ()
+        if "agent-saga" in here:
+            found.append(Cell(group, "agent-saga", _agent_saga_durable(count), floor=True))
+            wanted = (Target("agent-saga", TIMES_DURABLE.get(count, 1.0)),)
+        found.append(Cell(group, "async with store.saga", _durable(count), targets=wanted))
+        found.append(Cell(group, "with store.saga", _durable_now(count), targets=wanted))
+    return found
+
+
+def act(number: int) -> int:
+    """A step."""
+    return number
+
+
+@compensable(outside="run")
+def undo(result: int) -> None:
+    """Its undo."""
+
+
+async def act_async(number: int) -> int:
+    """The same in asynchronous code."""
+    return number
+
+
+@compensable(outside="run")
+async def undo_async(result: int) -> None:
+    """Its undo."""
+
+
+# --- in memory --------------------------------------------------------------------------------------------------------
+def _exit_stack(seconds: float, directory: Path) -> Sample:
+    def call(i: int) -> None:
+        with contextlib.ExitStack() as stack:
+            for number in range(STEPS):
+                stack.callback(undo, act(number))
+            stack.pop_all()
+
+    return measure_calls(call, seconds)
+
+
+def _saga_now(seconds: float, directory: Path) -> Sample:
+    def call(i: int) -> None:
+        with interlock.Saga() as saga:
+            for number in range(STEPS):
+                saga.step(act, number, undo=undo)
+
+    return measure_calls(call, seconds)
+
+
+def _saga(seconds: float, directory: Path) -> Sample:
+    async def call(i: int) -> None:
+        async with interlock.Saga() as saga:
+            for number in range(STEPS):
+                await saga.step(act_async, number, undo=undo_async)
+
+    return asyncio.run(measure_awaits(call, seconds))
+
+
+def _simple_saga(seconds: float, directory: Path) -> Sample:
+    from simple_saga import SyncSaga
+
+    def call(i: int) -> None:
+        with SyncSaga() as saga:
+            for number in range(STEPS):
+                saga.step(action=functools.partial(act, number), compensation=undo)
+
+    return measure_calls(call, seconds)
+
+
+def _latch(seconds: float, directory: Path) -> Sample:
+    from latch import Saga
+
+    def call(i: int) -> None:
+        saga = Saga(name="five steps")
+        for number in range(STEPS):
+            saga.add_step(functools.partial(act, number), compensation=undo)
+        saga.run()
+
+    return measure_calls(call, seconds)
+
+
+async def _agent_saga_once(agent_saga: Any, wal: Any) -> None:
+    async with agent_saga.saga_scope(wal=wal) as saga:
+        for number in range(STEPS):
+            await saga.execute(
+                tool="step",
+                semantics=agent_saga.ActionSemantics.COMPENSABLE,
+                forward=functools.partial(act, number),
+                compensate=lambda result: agent_saga.Compensation(fn=undo, handler="undo", kwargs={"result": result}),
+            )
+
+
+def _agent_saga(seconds: float, directory: Path) -> Sample:
+    async def work() -> Sample:
+        import agent_saga
+
+        wal: Any = agent_saga.AsyncWAL()
+        await wal.start()
+        try:
+            return await measure_awaits(lambda i: _agent_saga_once(agent_saga, wal), seconds)
+        finally:
+            await wal.close()
+
+    return asyncio.run(work())
+
+
+# --- durable ----------------------------------------------------------------------------------------------------------
+def _agent_saga_durable(count: int) -> Measure:
+    def measure(seconds: float, directory: Path) -> Sample:
+        async def work() -> Sample:
+            import agent_saga
+
+            wal: Any = agent_saga.AsyncWAL(directory / "peer.wal")
+            await wal.start()
+
+            async def call(key: str, idempotency_key: str) -> None:
+                await _agent_saga_once(agent_saga, wal)
+
+            try:
+                return await drive(call, count, seconds)
+            finally:
+                await wal.close()
+
+        return asyncio.run(work())
+
+    return measure
+
+
+def _durable(count: int) -> Measure:
+    def measure(seconds: float, directory: Path) -> Sample:
+        serial = itertools.count()
+
+        async def work() -> Sample:
+            async with interlock.open(url_of(directory), agent="benchmark") as store:
+
+                async def call(key: str, idempotency_key: str) -> None:
+                    async with store.saga("five", id=f"{next(serial)}") as saga:
+                        for number in range(STEPS):
+                            await saga.step(act_async, number, undo=undo_async)
+
+                return await drive(call, count, seconds)
+
+        return asyncio.run(work())
+
+    return measure
+
+
+def _durable_now(count: int) -> Measure:
+    def measure(seconds: float, directory: Path) -> Sample:
+        serial = itertools.count()
+        with interlock.sync.open(url_of(directory), agent="benchmark") as store:
+
+            def call(key: str, idempotency_key: str) -> None:
+                with store.saga("five", id=f"{next(serial)}") as saga:
+                    for number in range(STEPS):
+                        saga.step(act, number, undo=undo)
+
+            return drive_threads([call] * count, seconds)
+
+    return measure
