@@ -197,6 +197,28 @@ def test_a_commit_that_is_cancelled_in_the_queue_has_not_happened(postgresql_url
     at_store(postgresql_url, schema, body)
 
 
+def test_who_would_wait_for_a_call_under_way_holds_nobody_up(postgresql_url: str, schema: str) -> None:
+    """Commits of a key that is being written stay at home; whoever touches something else passes them."""
+
+    async def body(store: Subject) -> None:
+        await store.commit({HOT: put(0)})
+        snapshot = await store.backend.snapshot()
+        hot = [await store.request({HOT: add(1)}, snapshot=snapshot) for _ in range(20)]
+        cold = [await store.request({key("k", n): put(n)}, snapshot=snapshot) for n in range(5)]
+        first = asyncio.ensure_future(store.backend.commit(hot[0]))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # its call is under way
+        late = [asyncio.ensure_future(store.backend.commit(request)) for request in [*hot[1:], *cold]]
+        replies = await asyncio.gather(first, *late)
+        groups_of = [transaction_of(reply) for reply in replies]
+        assert len(set(groups_of[1:20])) == 1, "they did not go together"
+        assert groups_of[0] not in groups_of[1:]
+        assert len(set(groups_of[20:])) == 1
+        assert await store.value(HOT) == 20
+
+    at_store(postgresql_url, schema, body)
+
+
 def _random_request(chance: random.Random, known: dict[bytes, Any]) -> dict[str, Any]:
     """Reads what was last seen of some keys, and puts, deletes or merges some."""
     names = [key("k", n) for n in range(6)]

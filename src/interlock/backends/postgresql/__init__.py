@@ -38,8 +38,8 @@ new epoch, and if the one before was noted so, or the server's history has forke
 **What is known when a connection breaks.** An error that the server reports for a commit means that it was rolled
 back. If the connection breaks after a commit was sent, or the server says that it is shutting down, the answer is
 `CommitUnknownError`; before that it is `BackendUnavailableError`. Reads are repeated on a new connection.
-A connection's epoch ends with the connection, so a pooler that changes the server's connection behind ours is not for
-this backend.
+A connection's epoch ends with the connection. Behind a transaction pooler (``pooler=True``) that is not so: there each
+statement names the epoch and is refused in another, nothing is kept in the session, and no statement has a name.
 """
 
 from interlock.backends.postgresql.backend import PostgreSQLBackend

@@ -46,8 +46,9 @@ class Loop:
     def __init__(self, driver: AsyncDriver, options: Options, texts: dict[str, str]) -> None:
         self._driver = driver
         self.pool = LoopPool(options, texts)
-        self.commits: Gatherer[Job] = Gatherer(_next_group, self._send_commits, options.connections)
+        self.commits: Gatherer[Job] = Gatherer(self._next_group, self._send_group, options.connections)
         self.reads: Gatherer[Asked] = Gatherer(_next_reads, self._send_reads, options.connections)
+        self._written: set[Key] = set()
 
     async def _send_reads(self, asked: list[Asked]) -> None:
         found: Look | Exception
@@ -66,6 +67,30 @@ class Loop:
             if not each.future.done():
                 each.future.set_result(mine)
             place = stop
+
+    def _next_group(self, queue: deque[Job]) -> list[Job]:
+        """Those that may go together, in the order in which they came; the others stay.
+
+        Who touches what is being written by a call under way stays, too: it would wait there for that call's locks, and
+        all who go with it. It is in front when that call has ended, so it does not stay for ever."""
+        group = Group()
+        left: list[Job] = []
+        busy = self._written
+        while queue and not group.is_full():
+            job = queue.popleft()
+            if (busy and job.touches(busy)) or not group.takes(job):
+                left.append(job)
+            else:
+                job.taken = True
+        queue.extendleft(reversed(left))
+        busy.update(*[job.request.writes for job in group.jobs])
+        return group.jobs
+
+    async def _send_group(self, jobs: list[Job]) -> None:
+        try:
+            await self._send_commits(jobs)
+        finally:
+            self._written.difference_update(*[job.request.writes for job in jobs])
 
     async def _send_commits(self, jobs: list[Job]) -> None:
         try:
@@ -108,7 +133,7 @@ class Loop:
                     return [copy.copy(shown) for _ in jobs]
                 else:
                     return None
-            except InterlockError as error:  # a token that the connection does not admit
+            except Exception as error:  # mostly a token that the connection does not admit
                 return [error] if alone else None
             except asyncio.CancelledError:
                 connection.raw.terminate()
@@ -121,20 +146,6 @@ def _answer(job: Job, answer: Reply | Exception) -> None:
     job.answer = answer
     if not job.future.done():
         job.future.set_result(answer)
-
-
-def _next_group(queue: deque[Job]) -> list[Job]:
-    """Those that may go together, in the order in which they came; the others stay."""
-    group = Group()
-    left: list[Job] = []
-    while queue and not group.is_full():
-        job = queue.popleft()
-        if group.takes(job):
-            job.taken = True
-        else:
-            left.append(job)
-    queue.extendleft(reversed(left))
-    return group.jobs
 
 
 def _next_reads(queue: deque[Asked]) -> list[Asked]:

@@ -51,7 +51,8 @@ class Connection:
         """Prepare a statement if it is not; before a commit, so that a failure of this is known to be harmless."""
         prepared = self._prepared.get(name)
         if prepared is None and not self._options.pooler:
-            prepared = self._prepared[name] = await self.raw.prepare(self._texts[name])
+            # By name: without one, asyncpg would have the server parse and plan the statement at every execution.
+            prepared = self._prepared[name] = await self.raw.prepare(self._texts[name], name=f"interlock_{name}")
         return prepared
 
     async def greet(self) -> None:

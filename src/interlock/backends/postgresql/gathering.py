@@ -1,6 +1,6 @@
 """Calls that come while others are under way go together in the next one.
 
-A lane is one call at a time; `LANES` are open from the start, so that one fills while the other is under way. Who comes
+A lane is one call at a time; `LANES` are open from the start, so that one fills while others are under way. Who comes
 when no call is under way waits for nobody. If the lanes are held up, by a lock that another process holds or by a slow
 disk, those who queue get a lane more after `RELIEF_SECONDS`, so that nobody waits long for strangers.
 
@@ -18,15 +18,15 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-LANES: Final = 2
+LANES: Final = 4
 RELIEF_SECONDS: Final = 0.01
 
 
 class Gatherer(Generic[T]):
     """A queue and its lanes.
 
-    ``take`` removes from the queue what goes in one call, at least one; ``send`` sees to it and never raises. ``most``:
-    how many lanes there may be."""
+    ``take`` removes from the queue what goes in one call, which may be nothing while other calls are under way;
+    ``send`` sees to it and never raises. ``most``: how many lanes there may be."""
 
     def __init__(
         self,
@@ -80,7 +80,10 @@ class Gatherer(Generic[T]):
     async def _work(self) -> None:
         try:
             while self._queue:
-                await self._send(self._take(self._queue))
+                jobs = self._take(self._queue)
+                if not jobs:  # whichever call they wait for looks at the queue when it has ended
+                    break
+                await self._send(jobs)
         finally:
             self._busy -= 1
 

@@ -89,6 +89,10 @@ class Job:
         self.future: Any = None
         self.answer: Reply | Exception | None = None
 
+    def touches(self, written: set[Key]) -> bool:
+        """Whether it reads, writes or merges any of these keys."""
+        return not (written.isdisjoint(self.request.writes) and written.isdisjoint([key for key, _ in self.expected]))
+
 
 def job(request: CommitRequest, *, locking: bool) -> Job | None:
     """A job for a request, or None if it has to go alone (see the module's docstring)."""

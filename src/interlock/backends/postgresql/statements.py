@@ -143,8 +143,8 @@ def statements(schema: str, *, pooler: bool = False) -> dict[str, str]:
     """Every statement, for one schema. ``pooler``: each but the first takes the epoch as one argument more, and is
     refused in any other, because the server behind the pooler may have changed since."""
     name = quoted(schema)
-    if "{" in name or "}" in name or "%" in name:
-        raise UsageError(f"a schema's name has no braces and no percent sign: {schema!r}")
+    if any(sign in name for sign in "{}%$"):
+        raise UsageError(f"a schema's name has no braces, no percent sign and no dollar sign: {schema!r}")
     made = {}
     for key, text in _TEXTS.items():
         if "{order}" in text:
