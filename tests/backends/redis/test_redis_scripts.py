@@ -102,6 +102,53 @@ def test_sums_of_ints_are_those_of_python(redis_url: str, name: str) -> None:
     step(run())
 
 
+def _random_decimal(source: random.Random) -> Decimal:
+    digits = source.randrange(10 ** source.choice((0, 1, 2, 6, 15, 30, 400)) + 1)
+    power = source.choice((0, 0, -2, -2, -1, 3, -7, -20, 15, 200, -350))
+    return Decimal((source.choice((0, 1)), tuple(map(int, str(digits))), power))
+
+
+def test_sums_and_bounds_of_decimals_are_those_of_python(redis_url: str, name: str) -> None:
+    source = random.Random(3)
+    leaf = RedisBackend(redis_url, name=name).blocking()
+    zeros = [Decimal(text) for text in ("0", "-0", "0.00", "-0.00", "0E+5", "-0E-9", "1E+3", "-1E-7", "0.10")]
+
+    async def run() -> None:
+        store = Subject(leaf)
+        for number in range(30):
+            pairs = [(_random_decimal(source), _random_decimal(source)) for _ in range(40)]
+            pairs += [(source.choice(zeros), source.choice(zeros)) for _ in range(20)]
+            pairs += [(value, -value) for value, _ in pairs[:3]]
+            names = [key(number, place) for place in range(len(pairs))]
+            await store.commit({each: put(left) for each, (left, _) in zip(names, pairs, strict=True)})
+            steps = [
+                Operation(source.choice(("add", "add", "maximum", "minimum")), codec.freeze(right))
+                for _, right in pairs
+            ]
+            wanted = [apply(codec.freeze(left), (each,)) for each, (left, _) in zip(steps, pairs, strict=True)]
+            await store.commit({each: Merge((taken,)) for each, taken in zip(names, steps, strict=True)})
+            entries = (await leaf.read(names)).entries
+            assert [entry.value for entry in entries if entry is not None] == wanted
+            left, right = pairs[0]
+            bounds = [codec.freeze(left + right + shift) for shift in (Decimal("-0.01"), Decimal(0), Decimal("0.01"))]
+            for floor, ceiling in ((bound, other) for bound in (*bounds, None) for other in (*bounds, None)):
+                taken = Operation("add", codec.freeze(right), floor, ceiling)
+                await store.commit({key("bounded"): put(left)})
+                try:
+                    after = apply(codec.freeze(left), (taken,))
+                except BoundBroken:
+                    with pytest.raises(BoundBroken):
+                        await store.commit({key("bounded"): Merge((taken,))})
+                else:
+                    await store.commit({key("bounded"): Merge((taken,))})
+                    entry = await store.entry(key("bounded"))
+                    assert entry is not None
+                    assert entry.value == after
+        await leaf.close()
+
+    step(run())
+
+
 _OPERATIONS: dict[str, Callable[[random.Random], bytes]] = {
     "add": lambda source: codec.freeze(source.choice((_random_int(source), Decimal(source.randint(-99, 99)) / 8))),
     "append": lambda source: codec.freeze_element(source.choice(("a", 1, None, [1.5]))),
@@ -169,9 +216,12 @@ def test_what_is_too_large_to_merge_on_the_server_is_merged_beside_it(redis_url:
 def test_merges_that_are_computed_beside_the_server_are_never_lost(redis_url: str, name: str) -> None:
     async def run() -> None:
         store = Subject(RedisBackend(redis_url, name=name))
-        add = Merge((Operation("add", codec.freeze(Decimal("0.1"))),))
-        await asyncio.gather(*[store.commit({key("a"): add, key("n", number): put(1)}) for number in range(30)])
-        assert await store.value(key("a")) == Decimal("3.0")
+        rise = [Merge((Operation("maximum", codec.freeze(f"{number:02}")),)) for number in range(30)]
+        await asyncio.gather(
+            *[store.commit({key("a"): rise[number], key("n", number): put(1)}) for number in range(30)]
+        )
+        assert await store.value(key("a")) == "29"
+        assert len(await store.listing()) == 31
         await store.backend.close()
 
     asyncio.run(run())

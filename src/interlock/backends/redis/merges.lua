@@ -52,6 +52,41 @@ if merging then
     if na ~= nb then return na and -1 or 1 end
     return na and -larger(a, b) or larger(a, b)
   end
+  -- A Decimal is its own text in Python: an optional sign, digits with or without a point, an exponent.
+  local function aligned(x, y) -- both as digits with signs, of one exponent; nil where that is too long, or no such text
+    local parts = {}
+    for j, text in ipairs({x, y}) do
+      local sign, whole, rest, power = string.match(text, '^(-?)(%d*)%.?(%d*)E?([+-]?%d*)$')
+      if not sign or whole .. rest == '' then return nil end
+      parts[j] = {sign, whole .. rest, (tonumber(power) or 0) - #rest}
+    end
+    local lowest, out = math.min(parts[1][3], parts[2][3]), {}
+    for j = 1, 2 do
+      local sign, text, power = unpack(parts[j])
+      if power - lowest + #text > 4000 then return nil end
+      text = string.gsub(text .. string.rep('0', power - lowest), '^0+', '')
+      out[j] = text == '' and '0' or sign .. text
+    end
+    return out[1], out[2], lowest, parts[1][1] == '-' and parts[2][1] == '-'
+  end
+  local function decimal_plus(x, y)
+    local a, b, power, negative = aligned(x, y)
+    if not a then return nil end
+    local text = plus(a, b)
+    if byte(text) == 45 then text, negative = sub(text, 2), true elseif text ~= '0' then negative = false end
+    local left = power + #text
+    local point = (power <= 0 and left > -6) and left or 1
+    local out
+    if point <= 0 then out = '0.' .. string.rep('0', -point) .. text
+    elseif point >= #text then out = text .. string.rep('0', point - #text)
+    else out = sub(text, 1, point) .. '.' .. sub(text, point + 1) end
+    if left ~= point then out = out .. string.format('E%+d', left - point) end
+    return (negative and '-' or '') .. out
+  end
+  local function decimal_compare(x, y)
+    local a, b = aligned(x, y)
+    return a and compare(a, b)
+  end
   local function bytewise(a, b)
     for m = 1, math.min(#a, #b) do
       local x, y = byte(a, m), byte(b, m)
@@ -78,7 +113,7 @@ if merging then
     return sub(value, 1, place - 1) .. pack('>I4', #element) .. element .. sub(value, place)
   end
   -- One operation: the value after it, or nil where it has to be computed outside, be it because it takes too long here,
-  -- because Lua has no such numbers, or because it has to be refused with a reason.
+  -- because Lua has no such values, or because it has to be refused with a reason.
   local function apply(value, kind, operand, floor, ceiling)
     if kind == 'l' then return operand end
     if kind == 'p' then
@@ -89,18 +124,27 @@ if merging then
       if value and byte(value) ~= 115 then return nil end
       return member(value or 's', operand, kind == 's')
     end
-    if byte(operand) ~= 105 or (value and byte(value) ~= 105) then return nil end
+    -- What is left compares and adds numbers: two ints, or two Decimals.
+    local tag = byte(operand)
+    if (tag ~= 105 and tag ~= 100) or (value and byte(value) ~= tag) then return nil end
+    local sum, order = plus, compare
+    if tag == 100 then sum, order = decimal_plus, decimal_compare end
     if kind == 'a' then
       local amount = sub(operand, 2)
-      local total = value and plus(sub(value, 2), amount) or amount
-      if #total > 3999 then return nil end
-      if floor and byte(amount) == 45 and compare(total, sub(floor, 2)) < 0 then return nil end
-      if ceiling and byte(amount) ~= 45 and amount ~= '0' and compare(total, sub(ceiling, 2)) > 0 then return nil end
-      return 'i' .. total
+      local total = value and sum(sub(value, 2), amount) or (not value and amount)
+      local way = order(amount, '0')
+      if not total or not way or #total > 3999 then return nil end
+      local bound = (way < 0 and floor) or (way > 0 and ceiling)
+      if bound then
+        local beyond = order(total, sub(bound, 2))
+        if not beyond or beyond == way then return nil end
+      end
+      return sub(operand, 1, 1) .. total
     end
     if not value then return operand end
-    local order = compare(sub(operand, 2), sub(value, 2))
-    if (kind == '>' and order > 0) or (kind == '<' and order < 0) then return operand end
+    local way = order(sub(operand, 2), sub(value, 2))
+    if not way then return nil end
+    if (kind == '>' and way > 0) or (kind == '<' and way < 0) then return operand end
     return value
   end
   local function every(value, steps)

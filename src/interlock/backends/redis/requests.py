@@ -1,9 +1,9 @@
 """A commit request as the arguments of `commit.lua`, and its answers as ours.
 
-A merge that the script does not compute (Lua has no Decimals and no dates; a long list or set would hold everybody up)
-or that it would have to refuse comes back with the value it was to be applied to. `compute` applies it with the same
-algebra as everybody else, which raises what has to be raised, and the request goes out again with the result and the
-version that it belongs to: if that has changed meanwhile, it comes back once more.
+A merge that the script does not compute (Lua has no dates; a long list or set would hold everybody up) or that it would
+have to refuse comes back with the value it was to be applied to. `compute` applies it with the same algebra as
+everybody else, which raises what has to be raised, and the request goes out again with the result and the version that
+it belongs to: if that has changed meanwhile, it comes back once more.
 """
 
 from __future__ import annotations
