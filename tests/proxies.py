@@ -152,6 +152,7 @@ class Pooler(Proxy):
         super().__init__(url)
         self._count = links
         self._free: asyncio.Queue[Link] = asyncio.Queue()
+        self._links: list[Link] = []
         self._greeting = b""
         self._serial = 0
         self.handed_out = 0
@@ -179,7 +180,14 @@ class Pooler(Proxy):
             if kind == b"Z":
                 break
         self._greeting = greeting
-        self._free.put_nowait(Link(reader, writer))
+        self._links.append(Link(reader, writer))
+        self._free.put_nowait(self._links[-1])
+
+    async def _end(self) -> None:
+        await super()._end()
+        for link in self._links:
+            link.writer.transport.abort()
+        await asyncio.sleep(0)  # transports close in the next turn
 
     async def serve(self, reader: Reader, writer: Writer) -> None:
         """See `Proxy.serve`."""

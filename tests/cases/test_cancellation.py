@@ -67,8 +67,9 @@ async def test_R091_cancel_at_every_await_then_commit_something_else(world: Worl
     for pausing in (False,) if world.is_server else (True, False):  # calls of a server suspend by themselves
         backend = Pausing(world.backend()) if pausing else world.backend()
         stock, second = world.over(backend).resource("stock"), world.open().resource("stock")
-        for name, way in ways(stock).items():
-            cancels = 0
+        all_ways = ways(stock)
+        for name in ("run with a key", "session") if world.is_server else all_ways:
+            way, cancels = all_ways[name], 0
             async for number, cancelled in at_every_suspension(way):
                 cancels += cancelled
                 left, right = await halves(second)
@@ -130,7 +131,7 @@ async def test_R091_an_interrupt_after_the_commit_says_that_it_has_happened(worl
 
 
 @awaited
-async def test_R092_a_thousand_random_cancels_leak_nothing(world: World) -> None:
+async def test_R092_random_cancels_leak_nothing(world: World) -> None:
     dice = random.Random(92)
     stock = world.over(Pausing(world.backend())).resource("stock")
     await stock.run(increment, "ended")
@@ -143,16 +144,16 @@ async def test_R092_a_thousand_random_cancels_leak_nothing(world: World) -> None
             task.result()
         return task.cancelled()
 
-    cancelled = 0
-    for _ in range(50):
+    cancelled, batches = 0, 15 if world.is_server else 50
+    for _ in range(batches):
         cancelled += sum(await asyncio.gather(*[cancel_one(number) for number in range(20)]))
-    assert cancelled > 500
+    assert cancelled > 10 * batches
     async with asyncio.timeout(PATIENCE_SECONDS / 10):
         await asyncio.gather(stock.run(increment, "served"), stock.run(increment, "served"))
     assert await stock.read("served") == 2
     after = held()
     assert after <= before, f"threads and open files: {before} before, {after} after"
-    assert 1000 - cancelled <= await stock.read("hot") - 8 <= 1000
+    assert 20 * batches - cancelled <= await stock.read("hot") - 8 <= 20 * batches
     assert len(await rows(stock.history("hot"))) == await stock.read("hot")
 
 
@@ -245,8 +246,9 @@ async def test_R095_a_coroutine_that_is_closed_while_its_commit_is_in_flight(wor
 async def test_R095_cancelled_twice_at_every_await(world: World) -> None:
     backend = world.backend() if world.is_server else Pausing(world.backend())
     stock = world.over(backend).resource("stock")
-    for name, way in ways(stock).items():
-        number = 0
+    all_ways = ways(stock)
+    for name in ("run with a key", "begin") if world.is_server else all_ways:
+        way, number = all_ways[name], 0
         while True:
             number += 1
             stepped, task = await cancelled_at(number, way(number), times=2)

@@ -14,9 +14,10 @@ import pytest
 import interlock
 import interlock.sync
 from cases.faults import Wrapped
-from cases.support import PATIENCE_SECONDS, World, awaited, increment, on_postgresql, put, put_all, rows
-from cases.workers import Worker
-from interlock import BackendUnavailableError
+from cases.support import PATIENCE_SECONDS, World, awaited, drop_schema, increment, on_postgresql, put, put_all, rows
+from cases.workers import Worker, kill_after
+from interlock import BackendUnavailableError, UsageError
+from proxies import Pooler
 from servers import PostgreSQLServer, postgresql_server
 from soak import rounds
 
@@ -50,6 +51,54 @@ def ask(url: str, text: str) -> list[Any]:
 def terminate(world: World) -> int:
     """End every connection to the world's store; how many there were."""
     return len(ask(world.url, f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {sessions(world)}"))
+
+
+# --- R128, R129: poolers ----------------------------------------------------------------------------------------------
+
+
+@on_postgresql
+async def test_R128_nothing_stays_locked_behind_a_pooler_when_clients_die(world: World) -> None:
+    with Pooler(world.url) as pooler:
+        place = (pooler.url, {**world.options, "pooler": True})
+        ledger = world.keep_open(pooler.url, pooler=True).resource("ledger")
+        breeder = Worker("write_until_killed", url=place)
+        breeder.ready()
+        for number in range(3):
+            kill_after(breeder, f"victim {number}", 2 + number)
+            await ledger.run(put, (f"victim {number}", "count"), -1)
+        breeder.end()
+        assert ask(world.url, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == [(0,)]
+        assert pooler.handed_out > 10
+
+
+@on_postgresql
+async def test_R129_hundred_commits_of_two_stores_over_the_sessions_of_one_pooler(world: World) -> None:
+    """The other store has the same statements with another schema in them: what one has prepared, the other must not
+    execute."""
+    other = {"schema": world.options["schema"] + "_other"}
+    try:
+        with Pooler(world.url) as pooler:
+            counters = [world.keep_open(pooler.url, pooler=True, **more).resource("counters") for more in ({}, other)]
+
+            async def count(number: int) -> None:
+                for _ in range(25):
+                    await counters[number % 2].run(increment, agent=f"agent {number}")
+
+            world.together(4, count)
+            assert [await each.read("n") for each in counters] == [50, 50]
+            assert pooler.handed_out > 100
+        assert await world.open().resource("counters").read("n") == 50
+    finally:
+        drop_schema(world.url, other["schema"])
+
+
+@on_postgresql
+async def test_R129_a_pooler_that_nobody_has_spoken_of_is_refused_at_once(world: World) -> None:
+    with Pooler(world.url) as pooler:
+        for _ in range(2):
+            with pytest.raises(UsageError, match="pooler=True"):
+                await world.keep_open(pooler.url).resource("counters").run(increment)
+    assert not drop_schema(world.url, world.options["schema"]), "nothing was made there"
 
 
 # --- R130: a connection that listens, or looks ------------------------------------------------------------------------
@@ -168,7 +217,7 @@ async def test_R134_a_pool_of_one_is_enough_for_calls_inside_calls(world: World)
 @pytest.mark.soak
 def test_R135_twenty_processes_open_a_new_store_together(postgresql_url: str) -> None:
     """See `test_sqlite.test_R141_sixteen_processes_open_a_new_file_together` for SQLite."""
-    times = rounds(2, 50)
+    times = rounds(1, 50)
     worker = Worker("open_together", url=postgresql_url, rounds=times, processes=20)
     worker.ready()
     assert worker.result() == [20] * times

@@ -82,6 +82,23 @@ class Worker:
         self.process.wait()
 
 
+def kill_after(breeder: Worker, name: str, commits: int) -> int:
+    """Have a writer made, and kill it at whatever it does after that many commits; how many it was told of."""
+    breeder.go(name)
+    child, count, killed = 0, 0, False
+    while (line := breeder.line()) != "dead":
+        if line.startswith("child "):
+            child = int(line.removeprefix("child "))
+        else:
+            assert int(line) == count + 1
+            count = int(line)
+        if child and count >= commits and not killed:
+            os.kill(child, signal.SIGKILL)
+            killed = True
+    assert killed, f"{name} has ended by itself"
+    return count
+
+
 def say(line: str) -> None:
     """One line to the test, at once."""
     sys.stdout.write(line + "\n")

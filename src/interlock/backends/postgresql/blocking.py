@@ -56,7 +56,7 @@ class Connection:
     async def greet(self) -> None:
         """Make the schema if it is missing, and learn about the store. Raises what `welcome` raises."""
         options = self._options
-        await check_server(self._select, options)
+        await check_server(self._select, options, self.raw.info.backend_pid)
         await ensure(options, self._select, self._execute)
         (row,) = self.fetch("hello", ())
         self.home = welcome(row, options)

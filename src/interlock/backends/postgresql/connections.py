@@ -58,7 +58,7 @@ class Connection:
     async def greet(self) -> None:
         """Make the schema if it is missing, and learn about the store. Raises what `welcome` raises."""
         options = self._options
-        await check_server(self.raw.fetchrow, options)
+        await check_server(self.raw.fetchrow, options, self.raw.get_server_pid())
         await ensure(options, self.raw.fetchrow, self.raw.execute)
         (row,) = await self.fetch("hello", ())
         self.home = welcome(row, options)

@@ -90,15 +90,19 @@ Execute = Callable[[str], Awaitable[Any]]
 Select = Callable[[str], Awaitable[Row]]
 
 
-async def check_server(select: Select, options: Options) -> None:
-    """Raises `UnsupportedError` for a server that is too old, `BackendUnavailableError` for one that only reads.
+async def check_server(select: Select, options: Options, process: int) -> None:
+    """Raises `UnsupportedError` for a server that is too old, `BackendUnavailableError` for one that only reads, and
+    `UsageError` if the server process that answers is not the ``process`` that has greeted the driver: then a pooler
+    lies between, behind which a statement that we have prepared may be that of somebody else.
 
     Also has the server keep its plans: it would plan a statement over arrays anew each time, for their lengths, which
     takes longer than the statement. Behind a pooler the session is not ours, and nothing is set in it."""
-    wanted = ["current_setting('server_version_num')::int", "pg_is_in_recovery()"]
+    wanted = ["current_setting('server_version_num')::int", "pg_is_in_recovery()", "pg_backend_pid()"]
     if not options.pooler:
         wanted += ["set_config('plan_cache_mode', 'force_generic_plan', false)", "set_config('jit', 'off', false)"]
-    number, recovering, *_ = await select("SELECT " + ", ".join(wanted))
+    number, recovering, answering, *_ = await select("SELECT " + ", ".join(wanted))
+    if answering != process and not options.pooler:
+        raise UsageError("a pooler lies between the server and us: open the store with pooler=True")
     if number < OLDEST_SERVER:
         raise UnsupportedError(f"PostgreSQL {number // 10000} is too old: Interlock needs 13 or newer")
     if recovering:
