@@ -17,6 +17,7 @@ PAIRS = (
     "EffectStore",
     "IdempotentExecutor",
     "Lease",
+    "Lock",
     "SharedResource",
     "Store",
     "TransactionLog",

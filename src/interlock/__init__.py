@@ -61,6 +61,7 @@ from interlock.layers.errors import (
 )
 from interlock.layers.holdings import FencingToken
 from interlock.layers.leases import Lease
+from interlock.layers.standing import Lock
 from interlock.model import Delete
 from interlock.ports import Backend, Capability
 from interlock.saga.blocking import SagaScope
@@ -137,6 +138,7 @@ __all__ = [
     "LeaseLostError",
     "LeaseUnavailableError",
     "LimitExceededError",
+    "Lock",
     "LockTimeoutError",
     "MemoryBackend",
     "NotFoundError",

@@ -40,10 +40,11 @@ from interlock.core.session import AgentSession, AgentView
 from interlock.core.space import MergeFunction, Resource
 from interlock.errors import UsageError
 from interlock.keys import UserKey as Key
-from interlock.layers.desks import Desk
 from interlock.layers.effects.outbox import open_journal
 from interlock.layers.effects.store import EffectStore
 from interlock.layers.leases import Leasing
+from interlock.layers.locks import Locks
+from interlock.layers.standing import Lockable
 from interlock.opening import backend_for, for_async
 from interlock.ports import Backend, Runtime
 from interlock.runtime import AsyncRuntime
@@ -187,7 +188,7 @@ class Store(Leasing, Sagas, Sessions[Never]):
             idempotency_ttl_seconds=idempotency_ttl_seconds,
             history_seconds=history_seconds,
         )
-        self._engine.locking = Desk(self._engine)
+        self._engine.locking = Locks(self._engine)
         self._resource = None
         self._journal = open_journal(self._engine)
         self._origin: tuple[str, dict[str, Any]] | None = None
@@ -252,7 +253,7 @@ class Store(Leasing, Sagas, Sessions[Never]):
 Invariant = Callable[[AgentView[V]], Awaitable[bool]]
 
 
-class SharedResource(Sessions[V]):
+class SharedResource(Lockable, Sessions[V]):
     """A named keyspace of a store. Its own reads are for diagnosis: never validated, refused inside a session."""
 
     _resource: Resource

@@ -5,7 +5,7 @@ from typing import Literal, assert_type
 
 import interlock
 
-MODES: tuple[interlock.Isolation, ...] = ("none", "snapshot", "optimistic", "serializable")
+MODES: tuple[interlock.Isolation, ...] = ("none", "snapshot", "optimistic", "serializable", "pessimistic")
 
 store = interlock.open("memory://", agent="lab", isolation="snapshot", retry=interlock.RetryPolicy(max_seconds=60))
 samples = store.resource("samples", int)
@@ -32,7 +32,7 @@ async def write_and_count(session: interlock.AgentSession[int], key: str, value:
     return await samples.run(total)
 
 
-async def measure(mode: Literal["none", "snapshot", "optimistic", "serializable"]) -> int:
+async def measure(mode: Literal["none", "snapshot", "optimistic", "serializable", "pessimistic"]) -> int:
     """The same function in any mode."""
     return await samples.run(write_and_count, f"in {mode}", 6, isolation=mode)
 

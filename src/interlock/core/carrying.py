@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from interlock.core import refusals
 from interlock.core.calls import ACTIVE, READY
 from interlock.errors import UsageError
 from interlock.model import Clash, Expectation, Key, Write
@@ -28,11 +29,13 @@ class Guard:
     ``expected``: the version, ABSENT or UNCHANGED. ``alive``: the record must not have expired either.
     ``refused``: called with the guard and the clash; the error that it returns is raised instead of a
     `ConflictError`. If it returns None it has put what it learnt into ``expected``, and the same commit is sent again,
-    without running the agent once more. It must not wait for anything."""
+    without running the agent once more. It must not wait for anything. ``incarnation``: a commit under another one of
+    the engine's is refused before it is sent."""
 
     expected: Expectation
     alive: bool = False
     refused: Callable[[Guard, Clash], BaseException | None] | None = None
+    incarnation: int | None = None
 
 
 class Fence(Protocol):
@@ -74,16 +77,29 @@ def carry(
 
 def add_guards(txn: Transaction, expected: dict[Key, Expectation]) -> frozenset[Key]:
     """Put the carried guards into a request's; returns the keys that must be alive."""
-    guards = txn.guards or {}
+    guards = _all_guards(txn)
+    for key, guard in guards.items():
+        if guard.incarnation is not None and txn.token is not None and guard.incarnation != txn.token.incarnation:
+            clash = Clash(key, "read", None)
+            raise (guard.refused(guard, clash) if guard.refused else None) or refusals.conflict_error(
+                (clash,), txn.reads, txn.id
+            )
     expected.update((key, guard.expected) for key, guard in guards.items())
     return frozenset([key for key, guard in guards.items() if guard.alive])
+
+
+def _all_guards(txn: Transaction) -> dict[Key, Guard]:
+    """Those of fences and layers, and that of the transaction's own locks, which no savepoint takes back."""
+    guards = txn.guards or {}
+    return guards if txn.held is None else {**guards, **txn.held.guards()}
 
 
 def learn_guards(txn: Transaction, clashes: Iterable[Clash]) -> set[Key]:
     """After a refusal: the keys whose guards have learnt what is there now. Raises the error of one that has failed."""
     learnt = set()
+    guards = _all_guards(txn)
     for clash in clashes:
-        guard = (txn.guards or {}).get(clash.key)
+        guard = guards.get(clash.key)
         if guard is not None and clash.kind != "range" and guard.refused is not None:
             error = guard.refused(guard, clash)
             if error is not None:

@@ -20,6 +20,7 @@ from interlock.core import isolation as modes
 from interlock.core.calls import ACTIVE, CHECKING, COMMITTED, DOOMED, ROLLED_BACK, SENDING
 from interlock.core.carrying import learn_guards
 from interlock.core.engine import HOUSEKEEPING_COMMITS
+from interlock.core.locking import give_way, let_go
 from interlock.core.requests import assemble, footprint, plain_request
 from interlock.core.rules import Rules
 from interlock.core.space import Space
@@ -97,6 +98,8 @@ async def commit(txn: Transaction) -> Reply | None:
     finally:
         if txn.gate is not None:
             txn.leave_gate()
+        if txn.held is not None:
+            await let_go(txn)
     engine = txn.engine
     engine.commits += 1
     if engine.commits >= HOUSEKEEPING_COMMITS:
@@ -161,6 +164,7 @@ class _Sending:
     fingerprints: dict[Key, bytes]
     record_expectations: dict[Key, Expectation]
     published: list[tuple[Space, Put]]
+    locks: dict[Key, Expectation | None]
 
 
 async def _commit_in_general(txn: Transaction) -> Reply:
@@ -203,7 +207,7 @@ async def _take_refusal(sending: _Sending, refused: Exception, request: CommitRe
 
 def _prepare(txn: Transaction, rules: list[Rules]) -> _Sending:
     """What has to be kept between repairs."""
-    sending = _Sending(txn, rules, {}, {}, {}, [])
+    sending = _Sending(txn, rules, {}, {}, {}, [], {})
     for key, record in (txn.records or {}).items():
         sending.fingerprints[key] = fingerprint = record.fingerprint or footprint(txn)
         sending.records[key] = record.put(fingerprint)
@@ -226,6 +230,10 @@ async def _request(sending: _Sending) -> CommitRequest:
     sending.published = []
     for rules in sending.rules:
         guards[rules.key] = rules.expected
+        if txn.mode != modes.PESSIMISTIC and _writes_to(txn, rules.space):
+            expected = sending.locks.get(rules.locks_key, ABSENT)
+            if expected is not None:
+                guards[rules.locks_key] = expected
         if rules.pending:
             sending.published.append((rules.space, rules.publication()))
     if sending.records or sending.published or txn.chains:
@@ -259,9 +267,15 @@ async def _repair(sending: _Sending, refused: CommitRefused, request: CommitRequ
     if learnable:
         await _relearn(sending, learnable)
     relearnt = [sending.rules[number].key for number in learnable]
-    guarded = learn_guards(txn, refused.clashes) if txn.guards else ()
-    repairable = {*found, *relearnt, *guarded, *(txn.chains or {})} - request.reads.keys()
-    return all(clash.kind != "range" and clash.key in repairable for clash in refused.clashes)
+    guarded = learn_guards(txn, refused.clashes) if txn.guards or txn.held else ()
+    locked = [rules.space for rules in sending.rules if rules.locks_key in failed]
+    keys_of_locks = [space.locks_key for space in locked]
+    repairable = {*found, *relearnt, *guarded, *keys_of_locks, *(txn.chains or {})} - request.reads.keys()
+    if not all(clash.kind != "range" and clash.key in repairable for clash in refused.clashes):
+        return False
+    for space in locked:
+        sending.locks[space.locks_key] = await give_way(txn, space)
+    return True
 
 
 async def _relearn(sending: _Sending, numbers: list[int]) -> None:

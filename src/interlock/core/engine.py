@@ -133,6 +133,7 @@ class Engine:
         txn.run_id = chosen.run_id if chosen.run_id is not None else (None if parent is None else parent.run_id)
         if chosen.timeout_seconds is not None:
             txn.deadline = self.runtime.monotonic() + chosen.timeout_seconds
+        txn.lock_timeout_seconds = chosen.lock_timeout_seconds
         if chosen.fence is not None:
             fence(txn, chosen.fence)
         return txn

@@ -15,6 +15,7 @@ from interlock.core.calls import ACTIVE, BUSY, CHECKING, COMMITTED, ENDED, LEFT,
 from interlock.core.commit import Replay, commit
 from interlock.core.cursors import cursor_of
 from interlock.core.engine import Engine
+from interlock.core.locking import let_go
 from interlock.core.options import Chosen
 from interlock.core.refusals import transaction_text
 from interlock.core.retrying import Retrying
@@ -114,10 +115,11 @@ def leave(txn: Transaction, error: BaseException | None) -> Coroutine[Any, Any, 
     """What the exit of a session still has to await. Raises again what an explicit commit has raised and the body has
     swallowed."""
     if error is not None:
-        txn.rollback()
-    elif txn.state not in (COMMITTED, ROLLED_BACK):
+        txn.rollback(keep_locks=True)
+        return None if txn.held is None else let_go(txn)
+    if txn.state not in (COMMITTED, ROLLED_BACK):
         return finish(txn)
-    elif txn.error is not None:
+    if txn.error is not None:
         raise txn.error
     return None
 
@@ -134,7 +136,7 @@ def refuse_joined(session: Handle, call: str) -> None:
         raise UsageError(f"session.{call}: this session has joined its parent, which ends it")
 
 
-def roll_back(session: Handle) -> None:
+def roll_back(session: Handle, *, keep_locks: bool = False) -> None:
     """`AgentSession.rollback` of both worlds."""
     if session._mark is not None:
         if session._txn.state in ENDED:
@@ -144,7 +146,7 @@ def roll_back(session: Handle) -> None:
     elif session._txn.state in (*ENDED, BUSY, CHECKING, SENDING):
         session._txn.refuse("rollback")
     else:
-        session._txn.rollback()
+        session._txn.rollback(keep_locks=keep_locks)
 
 
 def open_context(session: Handle) -> None:

@@ -7,6 +7,8 @@ none           the newest state        nothing
 snapshot       one snapshot            keys written (unchanged since the snapshot: first committer wins)
 optimistic     one snapshot            keys read and keys written
 serializable   one snapshot            keys and ranges read
+pessimistic    the newest, under       keys and ranges read, and that its locks are still its own
+               locks
 =============  ======================  ==================================================================
 
 Why that is enough. A backend judges and applies a commit at one point of its order. If everything that a serializable
@@ -15,7 +17,8 @@ run there whole, so all commits are equivalent to running one after another in c
 real time. Optimistic leaves ranges out and so allows phantoms. Snapshot validates only what is written: two sessions
 never both change one key from the same snapshot (no lost update), but each may change what the other read (write
 skew). A blind write in serializable mode needs no validation: nothing was decided on what it replaces. What an
-invariant reads is validated in every mode.
+invariant reads is validated in every mode. Pessimistic mode validates all the same and waits beforehand, see
+`interlock.core.locking`.
 
 Keys that were read as absent are expected ABSENT, not at the version of a tombstone, because two absences are equal;
 a key with a value is compared by version and never by value, so that changed-and-changed-back is a conflict.
@@ -29,14 +32,15 @@ from typing import Final, Literal
 from interlock.errors import UsageError
 from interlock.model import ABSENT, UNCHANGED, Entry, Expectation, Key, Merge, Span, Version, Write
 
-Isolation = Literal["none", "snapshot", "optimistic", "serializable"]
+Isolation = Literal["none", "snapshot", "optimistic", "serializable", "pessimistic"]
 
-NONE, SNAPSHOT, OPTIMISTIC, SERIALIZABLE = range(4)
+NONE, SNAPSHOT, OPTIMISTIC, SERIALIZABLE, PESSIMISTIC = range(5)
 RANKS: Final[dict[str, int]] = {
     "none": NONE,
     "snapshot": SNAPSHOT,
     "optimistic": OPTIMISTIC,
     "serializable": SERIALIZABLE,
+    "pessimistic": PESSIMISTIC,
 }
 
 

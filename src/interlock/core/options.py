@@ -23,6 +23,7 @@ class SessionOptions(TypedDict, total=False):
     idempotency_key: str | None
     idempotency_fingerprint: object
     timeout_seconds: float | None
+    lock_timeout_seconds: float
     fence: Fence | None
     detached: bool
 
@@ -42,6 +43,7 @@ class Chosen(msgspec.Struct, frozen=True):
     idempotency_key: str | None = None
     idempotency_fingerprint: object = None
     timeout_seconds: float | None = None
+    lock_timeout_seconds: float = 10.0
     fence: Any = None
     detached: bool = False
     retry: RetryPolicy | None = None
@@ -77,6 +79,9 @@ def choose(given: dict[str, Any], *, retries: bool) -> Chosen:
     seconds = chosen.timeout_seconds
     if seconds is not None and not (type(seconds) in (int, float) and seconds > 0):
         raise UsageError(f"timeout_seconds is a number above 0, not {seconds!r}")
+    waits = chosen.lock_timeout_seconds
+    if not (type(waits) in (int, float) and waits >= 0):
+        raise UsageError(f"lock_timeout_seconds is a number from 0, not {waits!r}")
     if chosen.fence is not None and not hasattr(chosen.fence, "guards"):
         raise UsageError(f"fence is a lease or a lock, not {type(chosen.fence).__name__}")
     if chosen.idempotency_fingerprint is not None and chosen.idempotency_key is None:

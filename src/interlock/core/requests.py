@@ -24,7 +24,7 @@ def plain_request(txn: Transaction, rules: Rules) -> CommitRequest:
     """The request of a plain transaction, its idempotency records included."""
     token, writes = txn.token, txn.writes
     assert token is not None
-    guards: dict[Key, Expectation] = {rules.key: rules.expected}
+    guards: dict[Key, Expectation] = {rules.key: rules.expected, rules.locks_key: ABSENT}
     if txn.records is not None:
         writes = dict(writes)
         for key, record in txn.records.items():
@@ -60,7 +60,7 @@ def assemble(txn: Transaction, writes: dict[Key, Write], guards: dict[Key, Expec
     spans: tuple[Span, ...] = ()
     if txn.spans is not None:
         spans = modes.validated_spans(txn.mode, txn.spans, txn.invariant_spans or ())
-    alive = _NOTHING if txn.guards is None else add_guards(txn, guards)
+    alive = _NOTHING if txn.guards is None and txn.held is None else add_guards(txn, guards)
     check_limits(txn, writes, len(reads), len(spans))
     return CommitRequest(
         txn.id, txn.agent, txn.isolation, token, reads, writes, guards, spans,

@@ -6,11 +6,13 @@ from typing import Any
 
 import msgspec
 
+from interlock.core import isolation as modes
 from interlock.core.calls import COMMITTED
 from interlock.core.engine import Engine
+from interlock.core.locking import Footprint, footprint_of
 from interlock.core.options import Chosen
 from interlock.core.refusals import transaction_text
-from interlock.core.retry import RetryPolicy, backoff_seconds, retryable_cause
+from interlock.core.retry import RetryPolicy, backoff_seconds, escalates, retryable_cause
 from interlock.core.space import Resource
 from interlock.core.transaction import Transaction
 from interlock.errors import (
@@ -33,6 +35,10 @@ class _Progress(msgspec.Struct, eq=False, kw_only=True):
     hot: Key | None = None
     last: InterlockError | None = None
     memos: dict[Any, Any] | None = None
+    born: int = 0
+    burnt_seconds: float = 0.0
+    begun: float = 0.0
+    footprint: Footprint | None = None
 
 
 class Retrying(_Progress, eq=False):
@@ -51,7 +57,7 @@ class Retrying(_Progress, eq=False):
         """The transaction of the first attempt; starts the clocks."""
         txn = self.engine.start(self.home, self.chosen, None)
         self.attempt = 1
-        self.started = self.engine.runtime.monotonic()
+        self.started = self.begun = self.engine.runtime.monotonic()
         self.deadline = txn.deadline
         return txn
 
@@ -64,7 +70,15 @@ class Retrying(_Progress, eq=False):
         txn.attempt = self.attempt
         if self.deadline is not None:
             txn.deadline, txn.plain = self.deadline, False
-        txn.memos = self.memos
+        txn.memos, txn.born = self.memos, self.born
+        self.begun = self.engine.runtime.monotonic()
+        if self.footprint is not None and self.engine.locking is not None:
+            try:
+                if await self.engine.locking.shield(txn, self.footprint):
+                    return txn
+            except BaseException:
+                txn.rollback()
+                raise
         if self.hot is not None:
             hot, self.hot = self.hot, None
             await txn.queue_for(hot)
@@ -76,7 +90,8 @@ class Retrying(_Progress, eq=False):
         if cause is None:
             raise error
         self.last = cause
-        self.memos = txn.memos
+        self.memos, self.born = txn.memos, self.born or txn.id
+        self.burnt_seconds += self.engine.runtime.monotonic() - self.begun
         seconds = self.engine.runtime.monotonic() - self.started
         if self.attempt >= self.policy.max_attempts or seconds >= self.policy.max_seconds:
             raise RetriesExhaustedError(
@@ -86,6 +101,8 @@ class Retrying(_Progress, eq=False):
                 last=cause,
             ) from error
         self.hot = self._hot_key(cause)
+        if txn.mode == modes.PESSIMISTIC or escalates(self.policy, self.attempt, self.burnt_seconds):
+            self.footprint = footprint_of(txn, self.footprint)
 
     def _hot_key(self, cause: InterlockError) -> Key | None:
         """The key to queue for after a conflict: the first one that others have changed."""

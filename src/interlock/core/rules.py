@@ -52,11 +52,15 @@ def published_in(entry: Entry | None, resource_name: str) -> Published:
 class Rules:
     """What is in force for a space: published by anybody, or declared here and published with the next commit."""
 
-    __slots__ = ("_declared_floor", "_published", "expected", "floor", "invariants", "key", "pending", "ruled", "space")
+    __slots__ = (
+        "_declared_floor", "_published", "expected", "floor", "invariants", "key", "locks_key", "pending", "ruled",
+        "space",
+    )  # fmt: skip
 
     def __init__(self, space: Space, published: Published, declared_floor: int, invariants: Invariants) -> None:
         self.space = space
         self.key: Key = space.rules_key
+        self.locks_key: Key = space.locks_key
         self.expected = published.expected
         self.floor = max(published.floor, declared_floor)
         self.invariants = invariants

@@ -26,6 +26,7 @@ from interlock.core.commit import Replay, commit
 from interlock.core.cursors import cursor_of
 from interlock.core.extension import extend
 from interlock.core.idempotency import Record
+from interlock.core.locking import let_go
 from interlock.core.options import DEFAULTS
 from interlock.core.refusals import transaction_text
 from interlock.core.retrying import Retrying
@@ -135,7 +136,9 @@ class Running(Retrying, eq=False):
                 self.replay = replay
                 return replay.result
             except BaseException as error:
-                txn.rollback()
+                txn.rollback(keep_locks=True)
+                if txn.held is not None:
+                    await let_go(txn)
                 self._check_function(error)
                 self.judge(error, txn)
             finally:

@@ -15,6 +15,7 @@ from typing import Any
 from interlock.core import isolation as modes
 from interlock.core import writing
 from interlock.core.extension import extend
+from interlock.core.locking import lock, read_locked, space_of
 from interlock.core.space import Resource
 from interlock.core.transaction import DELETE, MISSING, Transaction
 from interlock.errors import UsageError
@@ -94,6 +95,8 @@ async def _page(txn: Transaction, span: Span, size: int, reverse: bool) -> Page:
     """The next page; notes what was read, and moves the snapshot forward where that is possible."""
     txn.check_time()
     newest = txn.mode == modes.NONE and txn.invariant_spans is None
+    if txn.mode == modes.PESSIMISTIC:
+        await lock(txn, space_of(txn, span.start), (span,), shared=True)
     page = await txn.alone(txn.backend.scan(span, None if newest else txn.token, limit=size, reverse=reverse))
     if txn.unchecked is not None:
         found = await txn.alone(txn.backend.read(txn.rules_keys(), page.token))
@@ -152,6 +155,8 @@ async def update_where(
     txn: Transaction, resource: Resource, fn: Any, prefix: Any = None, start: Any = None, stop: Any = None
 ) -> int:
     """Give every key of a range a new value, or `DELETE` it; returns how many were changed."""
+    if txn.mode == modes.PESSIMISTIC and not txn.state:
+        await writing.claim(txn, resource, lambda: resource.space.span(prefix, start, stop))
     rows = [row async for row in _rows(txn, resource, prefix, start, stop, None, False, "update_where")]
     changed = 0
     try:
@@ -204,6 +209,9 @@ async def _fetch_all(txn: Transaction, raws: list[Key]) -> None:
     if not missing:
         return
     txn.check_time()
+    if txn.mode == modes.PESSIMISTIC:
+        await read_locked(txn, missing)
+        return
     if txn.token is None:
         for raw in missing:
             if raw in txn.engine.gates.open:

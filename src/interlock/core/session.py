@@ -17,6 +17,7 @@ from interlock.core import carrying, extension, handles, memos, scanning, writin
 from interlock.core.calls import ACTIVE
 from interlock.core.cursors import cursor_of
 from interlock.core.isolation import Isolation
+from interlock.core.locking import let_go
 from interlock.core.refusals import transaction_text
 from interlock.core.running import Committed
 from interlock.core.transaction import MISSING
@@ -244,7 +245,9 @@ class AgentSession(AgentView[V]):
 
     async def rollback(self) -> None:
         """Leave without writing anything and without an error; a nested session takes back its own part."""
-        handles.roll_back(self)
+        handles.roll_back(self, keep_locks=True)
+        if self._txn.held is not None and self._mark is None:
+            await let_go(self._txn)
 
     async def __aenter__(self) -> Self:
         handles.open_context(self)

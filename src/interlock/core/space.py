@@ -37,6 +37,7 @@ class Space:
         "_published",
         "cache",
         "engine",
+        "locks_key",
         "merges",
         "name",
         "prefix",
@@ -49,6 +50,8 @@ class Space:
         self.name = name
         self.prefix = keys.resource_space(name)
         self.rules_key: Key = keys.SYSTEM + b"rules" + self.prefix
+        self.locks_key: Key = keys.SYSTEM + b"lock" + keys.encode((name,))
+        """Where the locks of the space are; absent while there are none."""
         self.merges: dict[str, MergeFunction] = {}
         self.cache: dict[str, Key] = {}
         self._floor = modes.NONE

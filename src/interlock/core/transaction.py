@@ -28,6 +28,7 @@ from interlock.core import refusals
 from interlock.core.calls import ACTIVE, BUSY, ENDED, LEFT_BEHIND, ROLLED_BACK, Attempted
 from interlock.core.chains import Custom, Step
 from interlock.core.extension import extend
+from interlock.core.locking import read_locked
 from interlock.core.space import Resource, Space
 from interlock.errors import (
     CommitUnknownError,
@@ -124,10 +125,13 @@ class Transaction(Attempted, eq=False):
     deadline: float | None = None
     gate: Key | None = None
     guards: dict[Key, Guard] | None = None
+    held: Any = None
     invariant_reads: set[Key] | None = None
     invariant_spans: list[Span] | None = None
     memos: dict[Any, Any] | None = None
     operation: str | None = None
+    lock_timeout_seconds: float = 10.0
+    born: int = 0
     pinned: bool = False
     records: dict[Key, Record] | None = None
     replayed: bool = False
@@ -288,6 +292,9 @@ class Transaction(Attempted, eq=False):
         """Ask the backend for a key and put it into the read set."""
         if self.deadline is not None:
             self.check_time()
+        if self.mode == modes.PESSIMISTIC:
+            await read_locked(self, (raw,))
+            return self.reads[raw]
         token = self.token
         if token is None:
             gates = self.engine.gates
@@ -364,17 +371,21 @@ class Transaction(Attempted, eq=False):
         if self.stale is not None:
             raise self.conflict(self.stale)
 
-    def rollback(self) -> None:
-        """End without writing anything."""
+    def rollback(self, *, keep_locks: bool = False) -> None:
+        """End without writing anything. ``keep_locks``: the caller awaits `interlock.core.locking.let_go`."""
         if self.state not in ENDED:
             self.state = ROLLED_BACK
         self.error = None
         self.leave_gate()
+        if self.held is not None and not keep_locks:
+            self.engine.locking.drop(self)  # type: ignore[union-attr]
 
     def raise_doom(self) -> NoReturn:
         """The exit of a doomed transaction."""
         self.state = ROLLED_BACK
         error = self.error
+        if self.held is not None:
+            self.engine.locking.drop(self)  # type: ignore[union-attr]
         if isinstance(error, Exception):
             raise error.with_traceback(None) if isinstance(error, InterlockError) else error
         raise TransactionError(

@@ -9,12 +9,14 @@ that value stays the same, without running the agent again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from interlock import codec, merges
 from interlock.core import isolation as modes
 from interlock.core.chains import Custom, Step
-from interlock.core.space import Resource
+from interlock.core.locking import key_span, lock
+from interlock.core.space import Resource, Space
 from interlock.core.transaction import DELETE, MISSING, Transaction
 from interlock.core.typed import PLAIN
 from interlock.errors import NotFoundError, UsageError
@@ -34,12 +36,31 @@ async def write(txn: Transaction, resource: Resource, key: Any, value: Any) -> N
         if txn.stale is not None:
             txn.before_write()
         raw = (space.cache.get(key) if type(key) is str else None) or space.encode(key)
-        if txn.token is None and txn.mode in (modes.SNAPSHOT, modes.OPTIMISTIC):
-            await txn.need_token()
+        if not txn.plain:
+            await _prepare(txn, space, raw)
         frozen = resource.freeze(value)
         txn.writes[raw] = Put(frozen)
         if txn.chains is not None:
             txn.chains.pop(raw, None)
+    except BaseException as error:
+        txn.doom(error)
+        raise
+
+
+async def _prepare(txn: Transaction, space: Space, raw: Key) -> None:
+    """What a write needs beforehand: a snapshot that it has not changed since, or a lock."""
+    if txn.mode == modes.PESSIMISTIC:
+        await lock(txn, space, (key_span(raw),))
+    elif txn.token is None and txn.mode in (modes.SNAPSHOT, modes.OPTIMISTIC):
+        await txn.need_token()
+
+
+async def claim(txn: Transaction, resource: Resource, span_of: Callable[[], Span]) -> None:
+    """Lock a range, or a key, before it is read in order to be written."""
+    try:
+        if resource.space is not txn.home:
+            txn.touch(resource.space)
+        await lock(txn, resource.space, (span_of(),))
     except BaseException as error:
         txn.doom(error)
         raise
@@ -62,8 +83,8 @@ async def delete(txn: Transaction, resource: Resource, key: Any) -> None:
         if txn.stale is not None:
             txn.before_write()
         raw = resource.encode(key)
-        if txn.token is None and txn.mode in (modes.SNAPSHOT, modes.OPTIMISTIC):
-            await txn.need_token()
+        if not txn.plain:
+            await _prepare(txn, resource.space, raw)
     except BaseException as error:
         txn.doom(error)
         raise
@@ -79,6 +100,8 @@ def remove(txn: Transaction, raw: Key) -> None:
 
 async def update(txn: Transaction, resource: Resource, key: Any, fn: Any, default: Any = MISSING) -> Any:
     """Read, apply ``fn``, write; returns the new value."""
+    if txn.mode == modes.PESSIMISTIC and not txn.state:
+        await claim(txn, resource, lambda: key_span(resource.encode(key)))
     value = await txn.read(resource, key, MISSING)
     try:
         if value is MISSING:
@@ -108,6 +131,8 @@ async def clear(txn: Transaction, resource: Resource, prefix: Any, start: Any, s
             txn.touch(resource.space)
         txn.before_write()
         span = resource.space.span(prefix, start, stop)
+        if txn.mode == modes.PESSIMISTIC:
+            await lock(txn, resource.space, (span,))
         await txn.need_token()
     except BaseException as error:
         txn.doom(error)
@@ -180,6 +205,8 @@ async def _merge(txn: Transaction, resource: Resource, key: Any, call: str, make
         step = make()
         if type(step) is Operation and resource.type is not PLAIN:
             resource.type.admit(step)
+        if txn.mode == modes.PESSIMISTIC:
+            await lock(txn, resource.space, (key_span(raw),))
         _note_step(txn, raw, step)
     except BaseException as error:
         txn.doom(error)

@@ -11,8 +11,8 @@ is granted anything after its tenure was ended.
   `interlock.layers.tenures`.
 - A ring of waiting: each owner writes into the same commit that queues it where it waits, and looks for rings after
   that commit. So of all who make up a ring the last to queue finds all the others' records there. The youngest of the
-  ring is condemned in its table and gives way. Rings are looked for again at each wake-up, because an owner may have
-  died in the middle of this.
+  ring is condemned in its table and gives way. Rings are looked for again every `POLL_SECONDS`, because an owner may
+  have died in the middle of this.
 - Cancelled, interrupted or refused: whoever has queued, or does not know whether it was granted, has itself removed in
   the background (`Keeper.later`). What even that cannot reach runs out by itself.
 
@@ -51,6 +51,7 @@ class Contest:
         self.born = born
         self.waiting = False
         self.sent = False
+        self.look_for_rings = 0.0
         self.token: Token | None = tenure.token
         self.done: Done | None = None
 
@@ -119,8 +120,10 @@ class Contest:
             new = queues.queued(table, seat, self.wants)
             self.waiting = await self._write(expected, new, (), granting=False) is not None
             return 0.0
-        if await rings.broken(self.ledger, self.tenure, self.place, table):
-            return 0.0
+        if now >= self.look_for_rings:
+            if await rings.broken(self.ledger, self.tenure, self.place, table):
+                return 0.0
+            self.look_for_rings = now + POLL_SECONDS
         return max(0.001, min(until - now, patience, POLL_SECONDS))
 
     async def _write(self, expected: Expectation, table: Table, fetch: Sequence[Key], *, granting: bool) -> Done | None:

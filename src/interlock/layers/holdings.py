@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from interlock.core.carrying import Guard
 from interlock.core.engine import Engine
@@ -23,6 +23,7 @@ from interlock.keys import check_name
 from interlock.layers.contests import Contest
 from interlock.layers.desks import Desk, Place
 from interlock.layers.errors import FencedError, LeaseLostError
+from interlock.layers.locks import outside
 from interlock.layers.queues import Target
 from interlock.layers.removals import release, release_later
 from interlock.layers.tenures import Tenure
@@ -53,6 +54,7 @@ class Holding:
         refusal: Callable[[tuple[str, ...]], InterlockError],
         *,
         cancels: bool = False,
+        announced: bool = False,
     ) -> None:
         self.desk = desk
         self.place = place
@@ -62,6 +64,7 @@ class Holding:
         self.refusal = refusal
         self.canceller: Canceller | None = None
         self.cancels = cancels
+        self.announced = announced
         self.began = self.ended = False
 
     async def acquire(self) -> None:
@@ -77,6 +80,8 @@ class Holding:
                 raise UsageError("cancel_on_loss needs a task that can be cancelled; a thread cannot: use check()")
         contest = Contest(self.desk, self.tenure, self.place, self.targets, int(self.tenure.owner, 16))
         await contest.win(runtime.monotonic() + self.wait_seconds, self.refusal)
+        if self.announced:
+            outside.set((*outside.get(), self))
         if self.canceller is not None:
             self.canceller.enter()
             self.tenure.on_loss.append(self.canceller.cancel)
@@ -87,6 +92,8 @@ class Holding:
         """End it. Raises `LeaseLostError` if the body ended well but the lease was not held to its end."""
         cancelled = self.canceller is not None and self.canceller.leave(error)
         self.ended = True
+        if self.announced:
+            outside.set(tuple(holding for holding in outside.get() if holding is not self))
         tenure, desk = self.tenure, self.desk
         desk.keeper.remove(tenure)
         try:
@@ -153,7 +160,10 @@ class Holding:
         """What a commit under it carries."""
         if self.ended:
             raise LeaseLostError(f"{self.place.name} has been given back", lease=self.place.name)
-        return self.tenure.guards()
+        found = self.tenure.guards()
+        if not self.place.durable:
+            found[self.tenure.key].incarnation = self.tenure.incarnation
+        return found
 
 
 class Held:
@@ -227,6 +237,6 @@ def check_seconds(name: str, seconds: object, least: float) -> float:
 
 def desk_of(engine: Engine) -> Desk:
     """The desk of a store object."""
-    desk = engine.locking
+    desk: Any = engine.locking
     assert isinstance(desk, Desk)
     return desk

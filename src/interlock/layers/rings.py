@@ -36,6 +36,8 @@ async def broken(ledger: Ledger, tenure: Tenure, place: Place, table: Table) -> 
             f"youngest, gives way (agents {', '.join(agents)})",
             holders=agents,
         )
+    if youngest.victim:  # it has been told already, and has to be waited for
+        return False
     await _condemn(ledger, tenure, place, youngest.owner)
     return True
 

@@ -78,7 +78,7 @@ from interlock.saga.tools import carry, compensable
 from interlock.stepping import AgentSession, AgentView
 from interlock.sync.attempts import Attempt
 from interlock.sync.effects import EffectStore, IdempotentExecutor
-from interlock.sync.holdings import Lease
+from interlock.sync.holdings import Lease, Lock
 from interlock.sync.log import TransactionLog
 from interlock.sync.sagas import DeadLetters
 from interlock.sync.store import SharedResource, Store, open
@@ -136,6 +136,7 @@ __all__ = [
     "LeaseLostError",
     "LeaseUnavailableError",
     "LimitExceededError",
+    "Lock",
     "LockTimeoutError",
     "MemoryBackend",
     "NotFoundError",

@@ -7,8 +7,11 @@ from typing import Self
 
 from interlock.core.carrying import Guard
 from interlock.core.engine import Engine
+from interlock.core.space import Resource
+from interlock.keys import UserKey
 from interlock.layers.holdings import FencingToken, Holding, described
 from interlock.layers.leases import new_lease
+from interlock.layers.standing import new_lock
 from interlock.model import Key
 from interlock.stepping import step
 
@@ -61,6 +64,42 @@ class Lease(Held):
     """A named right that one holder has at a time. Made by `Store.lease`; renews itself while the body runs."""
 
     __slots__ = ()
+
+
+class Lock(Held):
+    """Keys of a resource that are locked. Made by `SharedResource.lock`; renews itself while the body runs."""
+
+    __slots__ = ()
+
+
+class Lockable:
+    """`SharedResource.lock`."""
+
+    _resource: Resource
+
+    def lock(
+        self,
+        *keys: UserKey,
+        agent: str | None = None,
+        shared: bool = False,
+        ttl_seconds: float = 30,
+        wait_seconds: float = 10,
+    ) -> Lock:
+        """``with stock.lock("a", "b") as lock:`` keeps everybody else from writing these keys meanwhile.
+
+        Sessions in the body, in the same thread, may write them, and commit only while the lock is held; elsewhere pass
+        ``fence=lock``. All keys are taken at once, waiting in the order of arrival.
+
+        Args:
+            keys: which; none: the whole resource.
+            agent: who holds it; default: the open session's agent, or the store's.
+            shared: others may lock the same keys shared as well, and nobody may write them.
+            ttl_seconds: how long it stays held after the last renewal; renewed three times as often.
+            wait_seconds: how long to wait.
+
+        Raises: on entering `LockTimeoutError` with the holders; on leaving `LeaseLostError` if it was not held to the
+            end."""
+        return Lock(new_lock(self._resource, keys, agent, shared, ttl_seconds, wait_seconds))
 
 
 class Leasing:

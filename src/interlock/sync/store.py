@@ -36,15 +36,15 @@ from interlock.core.running import Committed, Running
 from interlock.core.space import MergeFunction, Resource
 from interlock.errors import UsageError
 from interlock.keys import UserKey as Key
-from interlock.layers.desks import Desk
 from interlock.layers.effects.outbox import open_journal
+from interlock.layers.locks import Locks
 from interlock.opening import backend_for, for_sync
 from interlock.ports import Backend, Runtime
 from interlock.runtime import BlockingRuntime
 from interlock.stepping import AgentSession, AgentView, AsyncFunctionInSyncCode, step, step_all
 from interlock.sync.attempts import Attempt, attempts_of
 from interlock.sync.effects import EffectStore
-from interlock.sync.holdings import Leasing
+from interlock.sync.holdings import Leasing, Lockable
 from interlock.sync.log import TransactionLog
 from interlock.sync.sagas import Sagas
 
@@ -202,7 +202,7 @@ class Store(Leasing, Sagas, Sessions[Never]):
             idempotency_ttl_seconds=idempotency_ttl_seconds,
             history_seconds=history_seconds,
         )
-        self._engine.locking = Desk(self._engine)
+        self._engine.locking = Locks(self._engine)
         self._resource = None
         self._journal = open_journal(self._engine)
         self._origin: tuple[str, dict[str, Any]] | None = None
@@ -267,7 +267,7 @@ class Store(Leasing, Sagas, Sessions[Never]):
 Invariant = Callable[[AgentView[V]], bool]
 
 
-class SharedResource(Sessions[V]):
+class SharedResource(Lockable, Sessions[V]):
     """A named keyspace of a store. Its own reads are for diagnosis: never validated, refused inside a session."""
 
     _resource: Resource

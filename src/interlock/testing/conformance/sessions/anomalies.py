@@ -1,7 +1,8 @@
 """Every anomaly in every mode: prevented where the mode says so, shown where it says so.
 
 The sessions of a schedule are interleaved on purpose, step by step, so that a failure is the same at each run. A
-session that meets a conflict is out of the game, as its retry would be another transaction.
+session that meets a conflict is out of the game, as its retry would be another transaction; and so is one that would
+have to wait for a lock, since whom it waits for has its turn only after it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 import interlock
-from interlock.testing.conformance.sessions.desk import MODES, Desk, at_desk, contents, fill, listed
+from interlock.testing.conformance.sessions.desk import EVERY_MODE, Desk, at_desk, contents, fill, listed
 from interlock.testing.conformance.sessions.schedules import CASES, INITIAL, SERIALIZABLE, Case, Result
 
 
@@ -20,7 +21,7 @@ def _matches(predicate: str, value: int) -> bool:
     return value == operand if predicate[0] == "=" else value % operand == 0
 
 
-class Play:
+class _Play:
     """A schedule while it is played: each session is begun with its first step."""
 
     def __init__(self, resource: interlock.SharedResource[int], mode: interlock.Isolation) -> None:
@@ -28,6 +29,7 @@ class Play:
         self.mode = mode
         self.sessions: dict[str, interlock.AgentSession[int]] = {}
         self.out: set[str] = set()
+        self.ended: set[str] = set()
         self.result = Result()
 
     async def play(self, case: Case) -> Result:
@@ -36,13 +38,15 @@ class Play:
             if who in self.out:
                 continue
             if who not in self.sessions:
-                self.sessions[who] = await self.resource.begin(agent=who, isolation=self.mode)
+                self.sessions[who] = await self.resource.begin(agent=who, isolation=self.mode, lock_timeout_seconds=0)
             try:
                 await self._step(self.sessions[who], who, what, *operands)
-            except interlock.ConflictError:
+            except (interlock.ConflictError, interlock.LockTimeoutError):
                 self.out.add(who)
                 if what != "commit":
                     await self.sessions[who].rollback()
+        for who in self.sessions.keys() - self.out - self.result.committed - self.ended:
+            await self.sessions[who].rollback()
         self.result.end = await contents(self.resource)
         return self.result
 
@@ -69,6 +73,7 @@ class Play:
                 await session.clear()
             case "abort":
                 await session.rollback()
+                self.ended.add(who)
             case "commit":
                 await session.commit()
                 self.result.committed.add(who)
@@ -76,20 +81,20 @@ class Play:
                 raise AssertionError(what)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EVERY_MODE)
 @pytest.mark.parametrize("case", CASES, ids=[case.name.replace(" ", "-") for case in CASES])
 @at_desk
 async def test_anomalies(desk: Desk, case: Case, mode: interlock.Isolation) -> None:
     resource = desk.resource()
     await fill(resource, INITIAL)
-    result = await Play(resource, mode).play(case)
-    if MODES.index(mode) >= MODES.index(case.prevented):
+    result = await _Play(resource, mode).play(case)
+    if EVERY_MODE.index(mode) >= EVERY_MODE.index(case.prevented):
         assert not case.bad(result), result
     if mode in case.shows:
         assert case.bad(result), f"{mode} does not show {case.name}: {result}"
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", EVERY_MODE)
 @at_desk
 async def test_schedules_without_overlap_never_conflict(desk: Desk, mode: interlock.Isolation) -> None:
     """The other side of the coin: one after the other, everything commits, whatever the mode."""
@@ -99,7 +104,7 @@ async def test_schedules_without_overlap_never_conflict(desk: Desk, mode: interl
         for who in sorted({step[0] for step in case.schedule}):
             alone = [step for step in case.schedule if step[0] == who and step[1] != "abort"]
             solo = Case(case.name, ";".join(" ".join(step) for step in alone), case.bad, SERIALIZABLE)
-            result = await Play(resource, mode).play(solo)
+            result = await _Play(resource, mode).play(solo)
             assert who in result.committed or not any(step[1] == "commit" for step in alone)
 
 

@@ -25,6 +25,8 @@ from interlock.testing.conformance.world import PATIENCE_SECONDS, World, step
 T = TypeVar("T")
 
 MODES: Final[tuple[interlock.Isolation, ...]] = ("none", "snapshot", "optimistic", "serializable")
+"""The modes in which nobody waits for anybody, so that one thread can play several agents."""
+EVERY_MODE: Final[tuple[interlock.Isolation, ...]] = (*MODES, "pessimistic")
 VALIDATING: Final = MODES[1:]
 
 

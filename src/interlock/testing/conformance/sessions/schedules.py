@@ -133,7 +133,7 @@ CASES: Final = (
     Case(
         "G-single read skew, then a write",
         "T1 r a; T2 scan any; T2 w a 12; T2 w b 18; T2 commit; T1 drop =20; T1 commit",
-        lambda r: "T1" in r.committed and r.seen["T1"] == [10],
+        lambda r: r.all_of("T1", "T2") and r.seen["T1"] == [10],
         SNAPSHOT,
         _shows(NONE),
     ),
@@ -182,21 +182,21 @@ CASES: Final = (
     Case(
         "ABA changed and changed back, decided on",
         "T1 r a; T2 w a 99; T2 commit; T3 w a 10; T3 commit; T1 w b 11; T1 commit",
-        lambda r: "T1" in r.committed,
+        lambda r: r.all_of("T1", "T2", "T3"),
         OPTIMISTIC,
         _shows(NONE, SNAPSHOT),
     ),
     Case(
         "ABA changed and changed back, written",
         "T1 r a; T2 w a 99; T2 commit; T3 w a 10; T3 commit; T1 w a 11; T1 commit",
-        lambda r: "T1" in r.committed,
+        lambda r: r.all_of("T1", "T2", "T3"),
         SNAPSHOT,
         _shows(NONE),
     ),
     Case(
         "deleted and re-created",
         "T1 r a; T2 d a; T2 commit; T3 w a 10; T3 commit; T1 w a 11; T1 commit",
-        lambda r: "T1" in r.committed,
+        lambda r: r.all_of("T1", "T2", "T3"),
         SNAPSHOT,
         _shows(NONE),
     ),
