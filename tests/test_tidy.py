@@ -7,6 +7,7 @@ cannot fail protects nothing.
 from __future__ import annotations
 
 import enum
+import functools
 import importlib
 import inspect
 import re
@@ -55,10 +56,12 @@ def read(paths: list[Path]) -> list[Source]:
     return [Source(path.stem, path.read_text("utf-8"), str(path.relative_to(ROOT))) for path in paths]
 
 
+@functools.cache
 def library_files() -> list[Source]:
     return tidy.sources(PACKAGE, ROOT)
 
 
+@functools.cache
 def files_of_tests() -> list[Source]:
     return read(sorted((ROOT / "tests").rglob("*.py")))
 

@@ -21,7 +21,7 @@ def _matches(predicate: str, value: int) -> bool:
     return value == operand if predicate[0] == "=" else value % operand == 0
 
 
-class _Play:
+class Play:
     """A schedule while it is played: each session is begun with its first step."""
 
     def __init__(self, resource: interlock.SharedResource[int], mode: interlock.Isolation) -> None:
@@ -87,7 +87,7 @@ class _Play:
 async def test_anomalies(desk: Desk, case: Case, mode: interlock.Isolation) -> None:
     resource = desk.resource()
     await fill(resource, INITIAL)
-    result = await _Play(resource, mode).play(case)
+    result = await Play(resource, mode).play(case)
     if EVERY_MODE.index(mode) >= EVERY_MODE.index(case.prevented):
         assert not case.bad(result), result
     if mode in case.shows:
@@ -104,7 +104,7 @@ async def test_schedules_without_overlap_never_conflict(desk: Desk, mode: interl
         for who in sorted({step[0] for step in case.schedule}):
             alone = [step for step in case.schedule if step[0] == who and step[1] != "abort"]
             solo = Case(case.name, ";".join(" ".join(step) for step in alone), case.bad, SERIALIZABLE)
-            result = await _Play(resource, mode).play(solo)
+            result = await Play(resource, mode).play(solo)
             assert who in result.committed or not any(step[1] == "commit" for step in alone)
 
 
