@@ -153,15 +153,19 @@ class Flights:
     __slots__ = ("_flights", "_mutex", "_process")
 
     def __init__(self) -> None:
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """At the beginning, and in a forked child: what flies in its parent never lands here."""
         self._mutex = threading.Lock()
         self._flights: dict[Key, Flight] = {}
         self._process = os.getpid()
 
     def enter(self, key: Key, fingerprint: bytes) -> tuple[Flight, bool]:
         """The flight of a key, and whether the caller has begun it, and so has to end it with `land`."""
+        if self._process != os.getpid():
+            self._begin_anew()
         with self._mutex:
-            if self._process != os.getpid():  # forked: what flies there is the parent's
-                self._flights, self._process = {}, os.getpid()
             flight = self._flights.get(key)
             if flight is not None:
                 return flight, False

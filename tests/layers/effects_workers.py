@@ -163,12 +163,36 @@ def dispatch(url: Place, world: str, kill_after: int) -> dict[str, int]:
     return {"done": done, "succeeded": report.succeeded}
 
 
+def fork_within(url: Place, key: str) -> dict[str, Any]:
+    """Fork within an act: how the child fares, with a key of its own and with the one that its parent executes."""
+    with opened(url, "worker") as store:
+        executor = interlock.sync.IdempotentExecutor(store)
+
+        def act() -> int:
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    mine = executor.execute("other", len, "four")
+                    try:
+                        interlock.sync.IdempotentExecutor(store, wait_seconds=0.01).execute(key, act)
+                    except interlock.EffectInProgressError:
+                        status = 0 if mine == 4 else 2
+                finally:
+                    os._exit(status)
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+        child = executor.execute(key, act)
+        return {"child": child, "other": executor.execute_detailed("other", len, "four").replayed}
+
+
 JOBS: dict[str, Callable[..., Any]] = {
     "call_at_once": call_at_once,
     "dispatch": dispatch,
     "execute": execute,
     "execute_long": execute_long,
     "execute_until_killed": execute_until_killed,
+    "fork_within": fork_within,
 }
 
 

@@ -13,6 +13,7 @@ and that is what it is for. If renewing fails, it is tried again at the next loo
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from typing import TYPE_CHECKING, Final
 
@@ -38,15 +39,22 @@ class Keeper:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self._closed = False
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """At the beginning, and in a forked child: what its parent holds is the parent's to renew."""
+        self._process = os.getpid()
         self._guard = threading.Lock()
         self._claims: dict[int, Claim] = {}
         self._job: Job | None = None
         self._waiter: Waiter | None = None
         self._tick_seconds = 0.0
-        self._closed = False
 
     def hold(self, claim: Claim) -> None:
         """Renew a claim from now on, until `release`."""
+        if self._process != os.getpid():
+            self._begin_anew()
         tick = claim.stored.claim_seconds / _LOOKS
         with self._guard:  # the job looks for claims under it, and ends only if there are none
             self._claims[claim.stored.claim] = claim
@@ -89,6 +97,8 @@ class Keeper:
         runtime = self._ledger.engine.runtime
         while True:
             with self._guard:
+                if self._closed:
+                    return
                 self._waiter = waiter = runtime.waiter()
                 tick = self._tick_seconds
             await waiter.wait(tick)
