@@ -17,7 +17,7 @@ import redis
 from rich.console import Console
 from typer.testing import CliRunner
 
-from benchmarks import command, memory, peers, plots, postgresql, report, sagas, scale, sqlite
+from benchmarks import command, effects, memory, peers, plots, postgresql, report, sagas, scale, sqlite
 from benchmarks import redis as redis_cells
 from benchmarks.floors import postgresql as postgresql_floors
 from benchmarks.floors import redis as redis_floors
@@ -71,6 +71,14 @@ def test_sqlite_cells(tmp_path: Path) -> None:
         for count in counts
         for keyed in (False, True)
     ]
+
+
+def test_effect_cells(tmp_path: Path) -> None:
+    found = measured(effects.cells((1, 3)), tmp_path)
+    assert {figures.name for figures in found if not figures.floor} == {
+        f"{colour} execute{durable}" for colour in ("async", "sync") for durable in ("", ", durable results")
+    }
+    assert len([figures for figures in found if figures.floor]) == 2 * (len(effects.PACKAGES) - len(effects.missing()))
 
 
 def test_postgresql_cells(tmp_path: Path, postgresql_url: str) -> None:

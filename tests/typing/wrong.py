@@ -147,3 +147,7 @@ def synchronous() -> None:
         session.write("x", "1")  # WANT a value of another type
         left: int = session.read("x")  # WANT it may be None
         session.memo(ask, "what?")  # WANT an async function in synchronous code
+        session.stage("mail", "thanks")  # WANT the key of the effect
+    executor = il.IdempotentExecutor(blocking_store)
+    answer: str = executor.execute("k", ask, "what?")  # WANT an async function in synchronous code
+    length: str = executor.execute("k", len, "four")  # WANT a result of another type

@@ -43,7 +43,7 @@ from interlock.errors import (
     WriteConflict,
 )
 from interlock.keys import UserKey as Key
-from interlock.layers.effects.answers import CANNOT_TELL, NOT_HAPPENED, Happened
+from interlock.layers.effects.answers import CANNOT_TELL, NOT_HAPPENED, Answer, Happened
 from interlock.layers.effects.dispatching import Dispatched
 from interlock.layers.effects.executing import Executed
 from interlock.layers.effects.reconciling import Reconciled
@@ -89,6 +89,7 @@ __all__ = [
     "NOT_HAPPENED",
     "AgentSession",
     "AgentView",
+    "Answer",
     "AsyncSagaScope",
     "Attempt",
     "Backend",

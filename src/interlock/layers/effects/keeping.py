@@ -103,13 +103,16 @@ class Keeper:
                 tick = self._tick_seconds
             await waiter.wait(tick)
             with self._guard:
-                if self._closed or not self._claims:
+                if not self._is_needed():
                     self._job = None
                     return
             try:
                 await self._renew()
             except InterlockError as error:
                 log.warning("the claims of effects could not be renewed, which will be tried again: %s", error)
+
+    def _is_needed(self) -> bool:
+        return not self._closed and bool(self._claims)
 
     async def _renew(self) -> None:
         claims = {claim.key: claim for claim in list(self._claims.values())}
