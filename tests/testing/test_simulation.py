@@ -87,6 +87,15 @@ def test_keyed_runs_are_done_once_whatever_is_lost(seed: int) -> None:
         assert len(set(given)) == len(given)
 
 
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_locks_keep_every_promise(workload: str) -> None:
+    """Under locks too, with holders that die and lock records whose commits are lost."""
+    told = simulate_many(workload, "pessimistic", range(8))
+    assert told.violations == []
+    assert told.faults["lost reply"] > 0
+    assert told.faults["death"] > 0
+
+
 def test_a_deadlock_is_reported_by_name() -> None:
     simulation = Simulation(0)
     store = interlock.sync.Store(simulation.backend, agent="test", runtime=simulation.runtime)

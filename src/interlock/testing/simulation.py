@@ -7,7 +7,8 @@ seed. Time stands still while anybody can run; when all wait, it jumps to the fi
 backing off cost nothing. If all wait and nobody's time will ever be up, that is a deadlock, which is reported.
 
 Faults are drawn from the same seed: a commit whose reply is lost (having happened or not), and an agent that dies in
-front of a call or behind it, after which nothing that it still does reaches the store.
+front of a call or behind it, after which nothing that it or its background jobs still do reaches the store. Give each
+agent a store object of its own: then its death is that of a process.
 
 What is simulated is everything above the port, and the memory backend between its calls. What happens *inside* a call
 of an engine is not: for that there are real threads, processes and servers.
@@ -43,11 +44,12 @@ class Deadlock(AssertionError):
 
 
 class _Agent:
-    """A thread that runs only when it is handed the turn."""
+    """A thread that runs only when it is handed the turn. ``master``: whose background job it is, and dies with."""
 
-    def __init__(self, name: str, body: Callable[[], None]) -> None:
+    def __init__(self, name: str, body: Callable[[], None], master: _Agent | None = None) -> None:
         self.name = name
         self.body = body
+        self.master = master
         self.turn = threading.Semaphore(0)
         self.ready = True
         self.until: float | None = None
@@ -72,6 +74,7 @@ class Simulation:
         self._running: _Agent | None = None
         self._over = threading.Semaphore(0)
         self._failure: BaseException | None = None
+        self._ending = False
         self.runtime = _SimulatedRuntime(self)
         self.backend: Backend = _SimulatedBackend(
             MemoryBackend(None, runtime=self.runtime, clock=self.time), self
@@ -87,12 +90,28 @@ class Simulation:
 
     def add(self, name: str, body: Callable[[], None]) -> None:
         """An agent; it begins when `run` is called, or at once if that has been."""
-        agent = _Agent(name, body)
+        self._begin(_Agent(name, body))
+
+    def add_job(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> _SimulatedJob:
+        """A background job of the agent that runs now: it ends with the run, and dies with the agent."""
+        job = _SimulatedJob()
+
+        def body() -> None:
+            try:
+                _step(work())
+            finally:
+                job.ended = True
+
+        self._begin(_Agent(name, body, self._running or _NOBODY))
+        return job
+
+    def _begin(self, agent: _Agent) -> None:
         self._agents.append(agent)
-        threading.Thread(target=self._live, args=(agent,), name=name, daemon=True).start()
+        threading.Thread(target=self._live, args=(agent,), name=agent.name, daemon=True).start()
 
     def run(self) -> None:
         """Until every agent has ended. Raises what an agent raised, or `Deadlock`."""
+        self._ending = False
         if self._agents:
             self._hand_on()
             self._over.acquire()
@@ -103,7 +122,7 @@ class Simulation:
     def _live(self, agent: _Agent) -> None:
         agent.turn.acquire()
         try:
-            if self._failure is None:
+            if self._failure is None and not self._ending:
                 agent.body()
         except AgentDied:
             pass
@@ -118,12 +137,14 @@ class Simulation:
             self._running = None
             self._over.release()
             return
+        self._ending = all(agent.master is not None for agent in self._agents)
         chosen = self._running = self._choose()
         chosen.turn.release()
 
     def _choose(self) -> _Agent:
         self.steps += 1
-        ready = [agent for agent in self._agents if agent.ready or self._failure is not None]
+        over = self._failure is not None or self._ending
+        ready = [agent for agent in self._agents if agent.ready or over]
         if not ready:
             due = min((agent.until for agent in self._agents if agent.until is not None), default=None)
             if due is None:
@@ -142,8 +163,7 @@ class Simulation:
         me = self._running
         if me is None:
             return
-        if me.died or self._failure is not None:
-            raise AgentDied
+        self._die_if_over(me)
         self._elapsed += _CALL_SECONDS
         if self.deaths and self.random.random() < self.deaths:
             me.died = True
@@ -157,7 +177,10 @@ class Simulation:
             self._running = chosen
             chosen.turn.release()
             me.turn.acquire()
-        if self._failure is not None:
+        self._die_if_over(me)
+
+    def _die_if_over(self, me: _Agent) -> None:
+        if me.died or (me.master is not None and me.master.died) or self._failure is not None or self._ending:
             raise AgentDied
 
     def block(self, waiter: _SimulatedWaiter | None, timeout_seconds: float | None, what: str) -> None:
@@ -168,8 +191,7 @@ class Simulation:
                 raise Deadlock(f"seed {self.seed}: outside the run nobody will ever wake this waiter")
             self._elapsed += timeout_seconds
             return
-        if me.died:
-            raise AgentDied
+        self._die_if_over(me)
         me.ready, me.waits_for = False, what
         me.until = None if timeout_seconds is None else self._elapsed + max(0.0, timeout_seconds)
         if waiter is not None:
@@ -184,6 +206,9 @@ class Simulation:
     def draws(self, probability: float) -> bool:
         """Whether a fault comes now; never outside the run."""
         return self._running is not None and probability > 0 and self.random.random() < probability
+
+
+_NOBODY: Final = _Agent("nobody", lambda: None)
 
 
 class _SimulatedRuntime:
@@ -212,46 +237,43 @@ class _SimulatedRuntime:
         """A waiter in virtual time."""
         return _SimulatedWaiter(self._simulation)
 
-    def spawn(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Job:
-        """One more agent, which takes its turns like the others."""
-        job = _SimulatedJob(work)
-        self._simulation.add(name, job.run)
-        return job
-
     def shield(self) -> contextlib.AbstractContextManager[object]:
-        """Nothing: nobody is cancelled here."""
+        """Nothing is cancelled here."""
         return contextlib.nullcontext()
+
+    def spawn(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Job:
+        """Another agent."""
+        return self._simulation.add_job(name, work)
 
     def blocking(self) -> Runtime:
         """Itself."""
         return self
 
     def canceller(self) -> Canceller | None:
-        """None: an agent is a thread."""
+        """None: a thread cannot be cancelled."""
         return None
 
 
 class _SimulatedJob:
-    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._work = work
-        self._over = False
+    """A job in the background of an agent."""
 
-    def run(self) -> None:
-        coroutine = self._work()
-        try:
-            coroutine.send(None)
-        except StopIteration:
-            return
-        finally:
-            self._over = True
-            coroutine.close()
+    ended = False
 
     def alive(self) -> bool:
-        """Whether it has not ended."""
-        return not self._over
+        """Whether it still goes on."""
+        return not self.ended
 
     def cancel(self) -> None:
-        """No effect."""
+        """A thread ends by itself."""
+
+
+def _step(coroutine: Coroutine[Any, Any, None]) -> None:
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return
+    coroutine.close()
+    raise AssertionError("a simulated job has suspended")
 
 
 class _SimulatedWaiter:

@@ -61,6 +61,9 @@ def simulate(
         recording.end(2_000_000_000, "ok", [], f="setup")
 
     def body(number: int) -> Callable[[], None]:
+        own = interlock.sync.Store(simulation.backend, agent=f"agent-{number}", runtime=simulation.runtime)
+        resource = own.resource("history")
+
         def work() -> None:
             # Ten times slower, so that what is new every tenth of a second is shared by some transactions.
             agent = Agent(
