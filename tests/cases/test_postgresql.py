@@ -14,10 +14,21 @@ import pytest
 import interlock
 import interlock.sync
 from cases.faults import Wrapped
-from cases.support import PATIENCE_SECONDS, World, awaited, drop_schema, increment, on_postgresql, put, put_all, rows
+from cases.support import (
+    PATIENCE_SECONDS,
+    World,
+    awaited,
+    drop_schema,
+    in_worlds,
+    increment,
+    on_postgresql,
+    put,
+    put_all,
+    rows,
+)
 from cases.workers import Worker, kill_after
 from interlock import BackendUnavailableError, UsageError
-from proxies import Pooler
+from proxies import Pooler, Relay
 from servers import PostgreSQLServer, postgresql_server
 from soak import rounds
 
@@ -137,6 +148,24 @@ def until_somebody_looks(world: World) -> None:
             if first.setdefault(pid, begun) != begun:
                 return
         assert time.monotonic() < deadline, "nobody looks any more"
+
+
+@in_worlds("postgresql-async")
+async def test_R130_waiters_wake_though_their_connections_have_fallen_silent(world: World) -> None:
+    other = world.open()
+    await other.resource("stock").run(put, "k", 1)
+    with Relay(world.url) as relay:
+        waiting = world.keep_open(relay.url, connect_seconds=0.5)
+        cursor = await waiting.log.head()
+        relay.hold()
+        assert await waiting.log.wait(cursor, timeout_seconds=0.1) is False
+        assert await waiting.log.head() == cursor
+        relay.hold()
+        wakes = asyncio.create_task(waiting.log.wait(cursor, timeout_seconds=PATIENCE_SECONDS))
+        await other.resource("stock").run(put, "k", 2)
+        assert await wakes is True
+        assert relay.accepted >= 3
+        await waiting.close()
 
 
 # --- R132: the limit of idle transactions -----------------------------------------------------------------------------

@@ -185,6 +185,20 @@ class AsyncDriver:
             self._elsewhere = ThreadedDriver(self._options)
         return self._elsewhere
 
+    async def ask(self, seconds: float, name: str, arguments: Sequence[Any], *, at: Token) -> list[Row]:
+        """See `interlock.backends.postgresql.home.Driver`."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return (await self._other_loop().fetch(name, arguments, at=at))[0]
+        for _ in range(1 + REPEATS):
+            try:
+                async with asyncio.timeout(seconds):
+                    return (await self.fetch(name, arguments, at=at))[0]
+            except TimeoutError:
+                (await self._loop(loop)).pool.distrust()
+        raise failures.unreachable(f"no answer for {seconds:g} seconds, again and again")
+
     async def look(self, keys: Sequence[Key]) -> Look:
         """See `interlock.backends.postgresql.groups.look`."""
         try:

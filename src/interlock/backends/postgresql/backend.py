@@ -50,6 +50,8 @@ from interlock.model import (
 from interlock.ports import Capability, Runtime
 from interlock.runtime import AsyncRuntime, BlockingRuntime
 
+SHORTEST_SILENCE_SECONDS: Final = 1.0
+"""How long a waiting caller's look at the store may take at least, however little time it has."""
 SYSTEM_AGENT: Final = "interlock"
 """The agent in whose name expired entries are deleted."""
 
@@ -273,8 +275,9 @@ class PostgreSQLBackend:
         async def look() -> bool:
             if self._closed:
                 raise UsageError("this store is closed")
-            rows, _ = await self._driver.fetch("news", (snapshot.stop, list(snapshot.open)), at=since)
-            return bool(rows)
+            left = max(deadline - self._runtime.monotonic(), SHORTEST_SILENCE_SECONDS)
+            seconds = min(left, self._options.connect_seconds)
+            return bool(await self._driver.ask(seconds, "news", (snapshot.stop, list(snapshot.open)), at=since))
 
         return await self._news.wait(self._runtime, look, deadline)
 

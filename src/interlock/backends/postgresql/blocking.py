@@ -147,6 +147,10 @@ class BlockingDriver:
             connection.raw.close()
         self._places.release()
 
+    async def ask(self, seconds: float, name: str, arguments: Sequence[Any], *, at: Token) -> list[Row]:
+        """See `interlock.backends.postgresql.home.Driver`."""
+        return (await self.fetch(name, arguments, at=at))[0]
+
     async def fetch(
         self, name: str, arguments: Sequence[Any], *, at: Token | None = None, commits: bool = False, soft: bool = False
     ) -> tuple[list[Row], Home]:

@@ -34,6 +34,10 @@ class ThreadedDriver:
         self._threads = ThreadPoolExecutor(options.connections, "interlock-postgresql")
         self._runtime = AsyncRuntime()
 
+    async def ask(self, seconds: float, name: str, arguments: Sequence[Any], *, at: Token) -> list[Row]:
+        """See `interlock.backends.postgresql.home.Driver`."""
+        return (await self.fetch(name, arguments, at=at))[0]
+
     async def fetch(
         self, name: str, arguments: Sequence[Any], *, at: Token | None = None, commits: bool = False, soft: bool = False
     ) -> Fetched:

@@ -73,6 +73,11 @@ class Driver(Protocol):
         """Execute a statement in a transaction of its own. ``at`` must be a token that the connection admits;
         ``commits``: it is not repeated, not cancelled, and its loss is unknown; ``soft``: it may be lost in a crash."""
 
+    async def ask(self, seconds: float, name: str, arguments: Sequence[Any], *, at: Token) -> list[Row]:
+        """As `fetch`, for a question that may be asked again: a connection that says nothing for ``seconds`` is given
+        up, as a network that has lost a route gives no other sign. A driver that blocks waits for as long as TCP does.
+        """
+
     async def look(self, keys: Sequence[Key]) -> Look:
         """The newest entries of some keys."""
 
