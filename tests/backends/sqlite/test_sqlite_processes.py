@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -85,16 +86,21 @@ def test_nothing_acknowledged_is_lost_when_writers_are_killed(tmp_path: Path, wo
     path = tmp_path / "store.db"
     chance = random.Random(7)
     acknowledged = 0
-    with opened(path) as store:
+    breeder = worker("acknowledgers", path)
+    assert breeder.stdin is not None
+    with opened(path) as store, contextlib.ExitStack() as stack:
         for turn in range(15):
             names = [f"{turn}-{index}" for index in range(2)]
-            processes = [worker("acknowledge", path, name) for name in names]
-            for name, process in zip(names, processes, strict=True):
-                assert process.stdout is not None
-                lines = [process.stdout.readline() for _ in range(chance.randrange(1, 60))]
-                os.kill(process.pid, signal.SIGKILL)
-                lines += process.stdout.read().splitlines(keepends=True)
-                process.wait()
+            for name in names:
+                os.mkfifo(tmp_path / name)
+                breeder.stdin.write(f"{name} {tmp_path / name}\n")
+                breeder.stdin.flush()
+            outputs = [stack.enter_context((tmp_path / name).open()) for name in names]
+            for name, output in zip(names, outputs, strict=True):
+                process = int(output.readline())
+                lines = [output.readline() for _ in range(chance.randrange(1, 60))]
+                os.kill(process, signal.SIGKILL)
+                lines += output.read().splitlines(keepends=True)  # to the end, when the process is no more
                 for line in lines:
                     if line.endswith("\n"):
                         part, count = map(int, line.split())
