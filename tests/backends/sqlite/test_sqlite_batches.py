@@ -6,6 +6,7 @@ The queue lock is held while the jobs are handed in, so that they are decided to
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from sqlite_support import (
 )
 
 from interlock.backends.sqlite import SQLiteBackend, batch
+from interlock.backends.sqlite.turns import Turns
 from interlock.errors import SnapshotTooOldError, UsageError
 from interlock.model import (
     ABSENT,
@@ -357,3 +359,30 @@ def test_a_fault_of_ours_leaves_nobody_waiting(store: Store, monkeypatch: pytest
     store.commit({key("a"): number(2)})
     assert store.value(key("a")) == 2
     assert store.entry(key("b")) is None
+
+
+def test_a_writer_waits_for_as_many_as_came_lately_and_for_no_others() -> None:
+    turns = Turns()
+    jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    turns.gather(jobs)
+    assert turns.wanted == 0, "a single caller is never waited with"
+    turns.note(4, 3600.0)
+
+    def bring(_: int) -> None:
+        for part in range(3):
+            wait_until(lambda: turns.wanted == 3)
+            jobs.put(part)
+        turns.tell()
+        turns.tell()
+
+    def gather(_: int) -> None:
+        while jobs.qsize() < 3:
+            turns.gather(jobs)
+
+    in_threads(2, lambda index: (bring, gather)[index](index))
+    assert (jobs.qsize(), turns.wanted) == (3, 0)
+    turns.gather(jobs)  # there are enough
+    while not jobs.empty():
+        jobs.get()
+    turns.gather(jobs)  # a word that came too late is not taken for this turn's; nobody comes, and it ends
+    assert (jobs.qsize(), turns.wanted) == (0, 0)
