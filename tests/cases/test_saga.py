@@ -11,8 +11,9 @@ import pytest
 import trio
 
 import interlock
+import interlock.sync
 from cases.cancelling import at_every_suspension
-from interlock import CompensationError, RetryPolicy, Saga, Step, UsageError
+from interlock import CompensationError, RetryPolicy, Saga, Step, UsageError, compensable
 
 
 class Boom(Exception):
@@ -164,6 +165,41 @@ def test_R074_every_undo_is_attempted_and_every_failure_is_named(mode: str) -> N
     assert caught.value.report.undone == ("two",)
     assert caught.value.report.status == "incomplete"
     assert shop.undone == ["two"]
+
+
+UNDONE: list[str] = []
+CLOSED: set[str] = set()
+
+
+@compensable(name="cases.take_back", outside="run")
+def take_back(result: str) -> None:
+    """An undo whose service may be closed."""
+    if result in CLOSED:
+        raise OSError(result)
+    UNDONE.append(result)
+
+
+def give(name: str) -> str:
+    """A step of a durable saga."""
+    return name
+
+
+def test_R075_a_saga_with_a_failed_undo_stays_open_for_recovery() -> None:
+    CLOSED.add("two")
+    with interlock.sync.open("memory://r075", agent="shop") as first:
+        with pytest.raises(CompensationError), first.saga("order", id="o1") as saga:
+            for name in ("one", "two", "three"):
+                saga.step(give, name, undo=take_back)
+            raise Boom
+        assert UNDONE == ["three", "one"]
+        assert saga.report.status == "incomplete"
+        with interlock.sync.open("memory://r075", agent="cron") as restarted:
+            assert restarted.recover(older_than_seconds=0).undone == ()
+            assert UNDONE == ["three", "one"]
+            CLOSED.clear()
+            assert restarted.recover(older_than_seconds=0).undone == ("order/o1",)
+            assert UNDONE == ["three", "one", "two"]
+            assert restarted.recover(older_than_seconds=0) == interlock.RecoveryReport()
 
 
 def test_R078_a_step_that_retries_is_undone_once() -> None:

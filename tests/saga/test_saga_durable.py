@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,11 +82,6 @@ def plain_undo(result: str) -> None:
 def empty_log() -> None:
     LOG.clear()
     BROKEN.clear()
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"memory://sagas-{next(_serial)}" if request.param == "memory" else f"sqlite:///{tmp_path / 's.db'}"
 
 
 @pytest.fixture

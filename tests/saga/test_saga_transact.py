@@ -19,11 +19,6 @@ class Boom(Exception):
     """What goes wrong."""
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"memory://transact-{next(_serial)}" if request.param == "memory" else f"sqlite:///{tmp_path / 't.db'}"
-
-
 def fill(session: Any) -> None:
     """What there is before."""
     session.write("kept", 1)

@@ -151,3 +151,32 @@ def synchronous() -> None:
     executor = il.IdempotentExecutor(blocking_store)
     answer: str = executor.execute("k", ask, "what?")  # WANT an async function in synchronous code
     length: str = executor.execute("k", len, "four")  # WANT a result of another type
+
+
+async def in_a_saga() -> None:
+    async with interlock.Saga({"cents": 3}) as saga:
+        await saga.step(ask, "what?", undo=shout)
+        await saga.step(ask, 3)  # WANT an argument of the wrong type
+        saga.step(ask, "what?")  # WANT not awaited
+        text: int = await saga.step(ask, "what?")  # WANT the result's type
+        await saga.step(double, 1, undoo=shout)  # WANT an option misspelt
+        await saga.step(double, 1, kind="irreversible")  # WANT that is what defer is for
+        await saga.transact(counts, take, 5)  # WANT an argument of the wrong type
+        await saga.transact(texts, take, "a")  # WANT a function for another type of resource
+        saga.state = {}  # WANT read only
+        with saga.savepoint():  # WANT async with
+            pass
+        saga.abort("enough")
+
+
+def in_a_plain_saga() -> None:
+    with interlock.Saga() as saga:
+        text: str = saga.step(double, 2)  # WANT the result's type
+        saga.step(ask, "what?")  # WANT an async function in synchronous code
+        saga.defer(ask, "what?")  # WANT the same, deferred
+        saga.step(double, "2")  # WANT an argument of the wrong type
+    with store.saga("order", id="1"):  # WANT async with
+        pass
+    blocking_store = il.open("memory://", agent="x")
+    blocking_store.saga("order")  # WANT an id
+    blocking_store.saga("order", id="1", on_crash="retry")  # WANT rollback or resume
