@@ -49,10 +49,12 @@ def on_asyncio() -> Shop:
 
 
 def test_R072_cancelled_during_the_third_step_both_undos_finish() -> None:
-    async def body(shop: Shop) -> None:
+    async def body(shop: Shop, timeout: asyncio.Timeout | None = None) -> None:
         async with Saga() as saga:
             await saga.step(shop.act, "one", undo=shop.undo)
             await saga.step(shop.act, "two", undo=shop.undo)
+            if timeout is not None:
+                timeout.reschedule(asyncio.get_running_loop().time())
             await saga.step(asyncio.Event().wait)
 
     async def cancelled() -> Shop:
@@ -70,8 +72,8 @@ def test_R072_cancelled_during_the_third_step_both_undos_finish() -> None:
     async def timed_out() -> Shop:
         shop = on_asyncio()
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await body(shop)
+            async with asyncio.timeout(None) as timeout:
+                await body(shop, timeout)
         return shop
 
     for run in (cancelled, timed_out):

@@ -24,7 +24,8 @@ from interlock import (
     ValueRefusedError,
     compensable,
 )
-from interlock.saga import registry
+from interlock.layers.ledger import Ledger
+from interlock.saga import journal, registry
 
 _serial = itertools.count()
 
@@ -341,6 +342,32 @@ def test_two_recoverers_never_undo_twice(url: str) -> None:
         undone = sorted(title for report in reports for title in report.undone)
         assert undone == [f"order/o{number}" for number in range(6)]
         assert sorted(taken()) == [("release", f"r-sku{number}", f"sku{number}") for number in range(6)]
+
+
+def test_a_letter_of_a_saga_that_committed_does_not_undo_it(store: Any) -> None:
+    BROKEN.add("refund")
+    with store.saga("order", id="o1") as saga:
+        saga.step(reserve, "sku", 1, undo=release)
+        with pytest.raises(CompensationError), interlock.Saga() as inner:
+            inner.step(charge, 5, undo=refund)
+            raise Boom
+    assert not saga.report.clean
+    taken()
+    (letter,) = store.dead_letters.list()
+    BROKEN.clear()
+    assert store.dead_letters.retry(letter.dead_letter)
+    assert [line[0] for line in taken()] == ["refund"]
+    assert store.recover(older_than_seconds=0) == interlock.RecoveryReport()
+
+
+def test_what_has_ended_expires(store: Any) -> None:
+    place(store, "o1")
+    with pytest.raises(Boom):
+        place(store, "o2", fails=True)
+    for kind in (journal.SAGAS, journal.STEPS):
+        found = interlock.stepping.step(Ledger(store._engine).scan(kind)).records
+        assert found
+        assert all(record.entry.expires_at is not None for record in found)
 
 
 def test_closing() -> None:

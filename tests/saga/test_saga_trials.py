@@ -7,7 +7,10 @@ code, interruptions in the middle of a step, nesting, and the state. (What needs
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
+import types
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -306,10 +309,11 @@ async def test_d_a_step_that_is_never_awaited_fails_the_saga(ledger: Ledger) -> 
 async def test_e_a_cancelled_step_is_unknown_and_the_others_are_undone(ledger: Ledger) -> None:
     async def charge() -> None:
         ledger.act("charge")
+        timeout.reschedule(asyncio.get_running_loop().time())
         await asyncio.Event().wait()
 
     with pytest.raises(TimeoutError):  # asyncio.timeout works as everywhere
-        async with asyncio.timeout(0.01):
+        async with asyncio.timeout(None) as timeout:
             async with Saga() as saga:
                 await saga.step(ledger.act_async, "one", undo=ledger.undo_async)
                 await saga.step(charge, undo=ledger.undo_async)
@@ -377,6 +381,51 @@ def test_e_an_undo_that_fails_does_not_hide_an_interrupt(ledger: Ledger) -> None
     assert caught.value is interrupt
     assert isinstance(interrupt.__context__, CompensationError)
     assert "undos failed" in interrupt.__notes__[0]
+
+
+def test_e_ctrl_c_waits_for_the_undo_and_is_not_lost(ledger: Ledger) -> None:
+    def undo(result: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        ledger.undo(result)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) as caught, Saga() as saga:
+        saga.step(ledger.act, "one", undo=ledger.undo)
+        saga.step(ledger.act, "two", undo=undo)
+        raise Boom
+    assert isinstance(caught.value.__cause__, Boom)
+    assert ledger.noted[2:] == ["undo two", "undo one"]
+    assert saga.report.clean
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_e_a_coroutine_that_is_closed_without_a_loop_is_undone(ledger: Ledger) -> None:
+    @types.coroutine
+    def suspend() -> Generator[None, None, None]:
+        yield
+
+    async def body() -> None:
+        async with Saga() as saga:
+            await saga.step(ledger.act, "one", undo=ledger.undo)
+            await suspend()
+
+    coroutine = body()
+    coroutine.send(None)
+    coroutine.close()
+    assert ledger.noted == ["do one", "undo one"]
+
+
+async def test_e_an_undo_has_a_time_limit(ledger: Ledger) -> None:
+    async def hangs(result: str) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(CompensationError) as caught:
+        async with Saga(shield_seconds=0.01) as saga:
+            await saga.step(ledger.act_async, "one", undo=ledger.undo_async)
+            await saga.step(ledger.act_async, "two", undo=hangs)
+            raise Boom
+    assert isinstance(caught.value.exceptions[0], TimeoutError)
+    assert ledger.noted[2:] == ["undo one"]
 
 
 # -- h: nested sagas ---------------------------------------------------------------------------------------------------

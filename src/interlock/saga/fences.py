@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from interlock.core.engine import Engine
-from interlock.layers.errors import LeaseError
+from interlock.errors import InterlockError
 from interlock.layers.holdings import Holding
 from interlock.layers.leases import new_lease
 from interlock.model import Expectation, Key
@@ -40,5 +40,5 @@ class LeaseFence:
         if self._holding is not None:
             try:
                 await self._holding.give_back(None)
-            except LeaseError as lost:
-                log.info("the lease of a saga ended before its coordinator did: %s", lost)
+            except InterlockError as failure:  # it ends by itself; what the saga has come to is not changed by that
+                log.warning("the lease of a saga could not be given back: %s", failure)

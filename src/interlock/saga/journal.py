@@ -17,6 +17,8 @@ Every write is one conditional commit that expects the record's version as this 
 saga's lease as it was granted. So of two coordinators only the holder can write; the other one learns it at its next
 write, which comes before its next act, and stops: `SagaClosedError`, and it undoes nothing, because whoever holds the
 lease does.
+
+A saga that has ended is kept for ``idempotency_ttl_seconds``, to be replayed; then its records expire.
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ RUNNING, UNDOING, DECIDED, COMMITTED, UNDONE, INCOMPLETE = (
 )  # fmt: skip
 ENDED: Final = (COMMITTED, UNDONE)
 """Nothing is left to do."""
+
+EXPIRING_STEPS: Final = 500
+"""Up to so many steps of a saga that has ended expire with it, so that its last commit does not grow without bounds."""
 
 Place = int | str
 
@@ -70,6 +75,7 @@ class Journal:
         self.head_key = SAGAS.key(name, saga_id)
         self.head: dict[str, Any] = {}
         self.steps: dict[Place, dict[str, Any]] = {}
+        self.next_run = 1
         self._versions: dict[Key, Expectation] = {}
         self._token: Token | None = None
 
@@ -100,6 +106,9 @@ class Journal:
         self._versions[self.head_key] = ABSENT if head.version is None else head.version
         if head.value is None:
             return False
+        self.next_run = head.value["run"] + 1
+        if head.expired:
+            return False
         self.head = dict(head.value)
         self.steps.clear()
         after: tuple[Any, ...] | None = None
@@ -118,8 +127,9 @@ class Journal:
             self._versions[record.key] = record.version
 
     # -- writing -------------------------------------------------------------------------------------------------------
-    async def open_run(self, number: int, facts: Mapping[str, Any]) -> None:
-        """Begin a run. Its steps have keys of their own."""
+    async def open_run(self, facts: Mapping[str, Any]) -> None:
+        """Begin the next run. Its steps have keys of their own."""
+        number = self.next_run
         self.steps.clear()
         at = await self.engine.backend.now()
         self.head = {**facts, "status": RUNNING, "run": number, "agent": self.agent, "at": at}
@@ -128,7 +138,11 @@ class Journal:
     async def set_status(self, status: str, extra: Mapping[Key, Write] | None = None) -> None:
         """Move the saga on, with other records in the same commit."""
         head = {**self.head, "status": status}
-        await self._write({self.head_key: SAGAS.put(head), **(extra or {})})
+        kept = self.engine.idempotency_ttl_seconds if status in ENDED else None
+        writes: dict[Key, Write] = {self.head_key: SAGAS.put(head, ttl_seconds=kept), **(extra or {})}
+        if kept is not None and len(self.steps) <= EXPIRING_STEPS:
+            writes |= {self.step_key(place): STEPS.put(step, ttl_seconds=kept) for place, step in self.steps.items()}
+        await self._write(writes)
         self.head = head
 
     async def write_step(

@@ -301,6 +301,7 @@ class Recorder:
         return self.journal.letter_id(place)
 
     async def ended(self, whole: bool) -> None:
-        """The rollback of the root has come to its end."""
-        if not self.settled:
+        """The rollback of the root has come to its end. One that committed stays so, whatever becomes of the dead
+        letters that its nested sagas have left."""
+        if not self.settled and self.journal.head["status"] != records.COMMITTED:
             await self.journal.set_status(records.UNDONE if whole else records.INCOMPLETE)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from interlock.core.engine import Engine
-from interlock.errors import UsageError
+from interlock.errors import BackendCorruptError, SchemaMismatchError, UsageError
 from interlock.layers.errors import LeaseUnavailableError
 from interlock.layers.ledger import Ledger
 from interlock.saga import journal as records
@@ -135,6 +135,8 @@ async def recover(
                 frame = await end_run(journal, world, None, shield_seconds, modules=modules, undos=undo)
                 _note(found, journal, frame)
                 ended += 1
+        except (BackendCorruptError, SchemaMismatchError) as unreadable:  # the other sagas are ended all the same
+            found["unknown"].append(f"{title}: {unreadable}")
         finally:
             await world.shielded(fence.release())
     return RecoveryReport(**{name: tuple(dict.fromkeys(each)) for name, each in found.items()})

@@ -98,6 +98,8 @@ class Awaiting:
     async def limited(self, act: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
         """A timeout of the loop that runs."""
         trio = _trio()
+        if not loop_runs():  # a coroutine is closed behind its loop's end
+            return await act()
         if trio is None:
             async with asyncio.timeout(seconds):
                 return await act()
