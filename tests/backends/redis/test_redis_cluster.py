@@ -12,7 +12,7 @@ import interlock
 from interlock.backends.redis import RedisBackend
 from interlock.backends.redis.failures import refused
 from interlock.backends.redis.scripts import TEXTS, Calls
-from interlock.errors import BackendError, BackendUnavailableError, UnsupportedError, UsageError
+from interlock.errors import BackendError, BackendUnavailableError, SnapshotTooOldError, UnsupportedError, UsageError
 from interlock.model import ABSENT, Delete, Merge, Operation
 from interlock.ports import Backend
 from interlock.testing.conformance.world import EVERYTHING, Subject, key, put, step
@@ -107,6 +107,8 @@ def test_a_slot_that_moves_is_followed(cluster: list[RedisServer]) -> None:
         reply = await store.commit({key("a"): put(1)})
         await leaf.snapshot()
         request = await store.request({key("a"): put(2)})
+        waiting = asyncio.ensure_future(store.backend.wait(request.snapshot, 60.0))
+        await asyncio.sleep(0)
         owner, target = old.ask("CLUSTER", "MYID"), new.ask("CLUSTER", "MYID")
         new.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", owner)
         old.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target)
@@ -122,6 +124,8 @@ def test_a_slot_that_moves_is_followed(cluster: list[RedisServer]) -> None:
             assert entry.version == reply.version
         await store.commit({key("a"): put(3)})
         assert (await store.backend.snapshot()).incarnation > reply.token.incarnation
+        with pytest.raises((SnapshotTooOldError, BackendUnavailableError)):  # it may have looked during the move
+            await waiting
         await store.backend.close()
 
     asyncio.run(run())

@@ -24,7 +24,7 @@ from interlock.backends.redis.record import (
     place_of,
     unpack_pair,
 )
-from interlock.backends.redis.scripts import Calls, Command
+from interlock.backends.redis.scripts import Calls, Command, spelled_out
 from interlock.errors import SnapshotTooOldError, UsageError
 from interlock.model import Author, Change, Entry, Key, Page, Reading, Span, Token
 
@@ -69,6 +69,7 @@ class Reader:
                 raise failures.refused(str(wrong))
             if code == "NOSCRIPT":
                 await load(self._driver.ask)
+                commands = tuple([spelled_out(command) for command in commands])
             again -= 1
 
     async def _look(self, keys: Sequence[Key], at: Token | None) -> tuple[list[Any], Token]:

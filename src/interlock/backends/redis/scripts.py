@@ -47,6 +47,16 @@ TEXTS: Final[dict[str, bytes]] = {name: _read(name).encode() for name in NAMES}
 DIGESTS: Final[dict[str, bytes]] = {name: hashlib.sha1(text).hexdigest().encode() for name, text in TEXTS.items()}
 
 
+_BY_DIGEST: Final = {digest: TEXTS[name] for name, digest in DIGESTS.items()}
+
+
+def spelled_out(command: Command) -> Command:
+    """The same call with the script's text in place of its digest: for a server that has lost it, perhaps once more."""
+    if command[0] != b"EVALSHA":
+        return command
+    return (b"EVAL", _BY_DIGEST[command[1]], *command[2:])
+
+
 class Calls:
     """How the scripts of one store are called: ``calls.commit + arguments`` is a command."""
 
