@@ -67,7 +67,7 @@ DRIVERS: dict[str, set[str]] = {
     "trio": {"runtime", "testing"},
     "sqlite3": {"backends.sqlite", "demo", "testing"},
     "asyncpg": {"backends.postgresql.asynchronous", "backends.postgresql.connections"},
-    "psycopg": {"backends.postgresql.blocking"},
+    "psycopg": {"backends.postgresql.blocking", "backends.postgresql.heralds"},
     "redis": {"backends.redis.address"},
     "hiredis": {"backends.redis.blocking", "backends.redis.multiplexer"},
     "pydantic": {"core.typed"},

@@ -97,7 +97,7 @@ class PostgreSQLBackend:
             )
         seconds = float(grace_seconds), float(connect_seconds)
         options = Options(dsn, schema, connections, durability, *seconds, locking, bool(pooler))
-        self._join(options, AsyncRuntime() if runtime is None else runtime, News(), [])
+        self._join(options, AsyncRuntime() if runtime is None else runtime, News(options), [])
 
     def _join(self, options: Options, runtime: Runtime, news: News, family: list[PostgreSQLBackend]) -> None:
         self._options = options
@@ -331,7 +331,7 @@ class PostgreSQLBackend:
                 member._closed = True
                 if member is not self:
                     member._driver.cut()
-            self._news.tell()
+            self._news.close()
             await self._driver.close()
 
     def blocking(self) -> PostgreSQLBackend:
@@ -380,5 +380,5 @@ def _driver(options: Options, *, suspends: bool) -> Driver:
 
 def _rebuild(options: Options, suspends: bool) -> PostgreSQLBackend:
     backend = PostgreSQLBackend.__new__(PostgreSQLBackend)
-    backend._join(options, AsyncRuntime() if suspends else BlockingRuntime(), News(), [])
+    backend._join(options, AsyncRuntime() if suspends else BlockingRuntime(), News(options), [])
     return backend
