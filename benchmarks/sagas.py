@@ -4,16 +4,20 @@ In memory the floor is `contextlib.ExitStack` from the standard library, which k
 nothing else, and the ratio is that of processor time. Durable sagas lie on one new SQLite file, synchronous=FULL, 1 and
 16 at once. The peers are those of PyPI that undo steps, each used as its documentation shows: agent-saga, simple-saga
 and latch-idempotent in memory; agent-saga alone keeps a journal, in a file that it syncs. They stand in the place of
-floors, so that their figures come from the same run.
+floors, so that their figures come from the same run. A snapshot of 100,000 nodes stands beside `copy.deepcopy`, which
+keeps no identity.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import importlib.util
 import itertools
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +32,8 @@ PACKAGES: Final = {"agent_saga": "agent-saga", "simple_saga": "simple-saga", "la
 STEPS: Final = 5
 CALLERS: Final = (1, 16)
 MEMORY: Final = "five no-op steps in memory"
+SNAPSHOT: Final = "a state of 100,000 nodes"
+NODES: Final = 100_000
 TIMES_EXIT_STACK: Final = 12.0
 """Of the processor time of an `ExitStack`, which was 5 us where 60 us were the aim for a saga."""
 TIMES_AGENT_SAGA: Final = 15.0
@@ -53,6 +59,11 @@ def cells(callers: tuple[int, ...] = CALLERS) -> list[Cell]:
         targets.append(Target("agent-saga", 1 / TIMES_AGENT_SAGA))
     for name, own in (("with Saga", _saga_now), ("async with Saga", _saga)):
         found.append(Cell(MEMORY, name, own, by_cpu=True, targets=tuple(targets)))
+    found += [
+        Cell(SNAPSHOT, "floor: copy.deepcopy", _on_a_state(_deepcopy), floor=True, by_cpu=True),
+        Cell(SNAPSHOT, "snapshot", _on_a_state(_snapshot), by_cpu=True, targets=(Target("floor: copy.deepcopy", 1.0),)),
+        Cell(SNAPSHOT, "snapshot, a change, restore", _on_a_state(_restore), by_cpu=True),
+    ]
     for count in callers:
         group = f"durable, SQLite FULL, {count} at once"
         wanted: tuple[Target, ...] = ()
@@ -145,6 +156,49 @@ async def _agent_saga_once(agent_saga: Any, wal: Any) -> None:
                 forward=functools.partial(act, number),
                 compensate=lambda result: agent_saga.Compensation(fn=undo, handler="undo", kwargs={"result": result}),
             )
+
+
+class Order:
+    """A part of a state."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.items = [number, number + 1]
+
+
+def _state() -> dict[int, Order]:
+    """An order and a list for each two nodes."""
+    return {number: Order(number) for number in range(NODES // 2)}
+
+
+def _deepcopy(state: dict[int, Order]) -> None:
+    copy.deepcopy(state)
+
+
+def _snapshot(state: dict[int, Order]) -> None:
+    interlock.snapshot(state)
+
+
+def _restore(state: dict[int, Order]) -> None:
+    taken = interlock.snapshot(state)
+    state[0].items.append(1)
+    taken.restore()
+
+
+def _on_a_state(call: Callable[[dict[int, Order]], None]) -> Measure:
+    """A call takes long, so each is timed, without any to get warm."""
+
+    def measure(seconds: float, directory: Path) -> Sample:
+        state, clock = _state(), time.perf_counter
+        latencies: list[float] = []
+        cpu, started = time.process_time(), clock()
+        while not latencies or clock() - started < seconds:
+            begun = clock()
+            call(state)
+            latencies.append(clock() - begun)
+        return Sample(len(latencies), clock() - started, time.process_time() - cpu, sorted(latencies))
+
+    return measure
 
 
 def _agent_saga(seconds: float, directory: Path) -> Sample:

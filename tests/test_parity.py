@@ -14,6 +14,7 @@ PAIRS = (
     "AgentSession",
     "AgentView",
     "Attempt",
+    "DeadLetters",
     "EffectStore",
     "IdempotentExecutor",
     "Lease",
@@ -116,3 +117,12 @@ def test_a_difference_is_found() -> None:
 
     One.__module__ = Other.__module__ = "interlock.pair"
     assert len(differences(One, Other)) == 3
+
+
+def test_both_scopes_of_a_saga_have_the_same_calls() -> None:
+    """They are one engine's; their classes have two names, because one `Saga` gives either."""
+    asynchronous, synchronous = members(interlock.AsyncSagaScope), members(interlock.SagaScope)
+    assert asynchronous.keys() == synchronous.keys()
+    for name in ("parallel", "defer", "savepoint", "check", "transact", "abort"):
+        assert parameters(asynchronous[name]) == parameters(synchronous[name]), name
+        assert in_short(asynchronous[name]) == in_short(synchronous[name]), name
