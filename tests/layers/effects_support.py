@@ -47,9 +47,9 @@ def say(answer: Any) -> Callable[[str], Any]:
 async def abandon(store: Any, key: str, act: Any, *, claim_seconds: float) -> Claim:
     """Claim an effect (with the payload 0), and say no more, as if the process had died."""
     journal = getattr(store, "inner", store)._journal
-    raw = effect_key(key)
+    raw, since = effect_key(key), journal.moment()
     found = await journal.read(raw)
     stored = Stored(PENDING, payload_fingerprint("", 0), act.__name__, found.at, found.at)
-    claim: Claim | None = await journal.claim(found.records[0], stored, found, claim_seconds)
+    claim: Claim | None = await journal.claim(found.records[0], stored, found, claim_seconds, since)
     assert claim is not None
     return claim

@@ -262,3 +262,29 @@ async def test_records_are_small_and_their_payloads_bounded(world: World) -> Non
     with pytest.raises(interlock.LimitExceededError):
         await world.executor(store).execute("big", acts.charge, 5, payload="x" * (1 << 21))
     await abandon(store, "other", Acts.charge, claim_seconds=60)
+
+
+def test_a_probe_that_takes_longer_than_a_claim_shortens_nobodys_claim() -> None:
+    """The claim's time is counted from a reading after the answer; else it would end as it begins."""
+    clock = Clock()
+    store = interlock.testing.sync.open_store("memory://slow-probe", clock=clock)
+    other = interlock.testing.sync.open_store("memory://slow-probe", clock=clock)
+    executor = interlock.sync.IdempotentExecutor(store, claim_seconds=60)
+    with pytest.raises(TimeoutError):
+        executor.execute("k", time_out, payload=1)
+    left: list[float | None] = []
+
+    def verify(key: str) -> Any:
+        clock.advance(600)
+        return interlock.NOT_HAPPENED
+
+    def look() -> str:
+        effect = other.effects.get("k")
+        assert effect is not None
+        left.append(effect.seconds_left)
+        return "done"
+
+    assert executor.execute("k", look, payload=1, verify=verify) == "done"
+    assert left == [60]
+    store.close()
+    other.close()

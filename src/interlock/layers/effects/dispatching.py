@@ -27,7 +27,7 @@ from interlock.core.retry import RetryPolicy, backoff_seconds
 from interlock.errors import EffectUnknownError, LimitExceededError, UsageError, ValueRefusedError
 from interlock.layers.effects.answers import NOT_HAPPENED, Happened
 from interlock.layers.effects.calls import Act, close_unused, is_unanswered
-from interlock.layers.effects.journal import CLAIM_SECONDS, Claim, Journal
+from interlock.layers.effects.journal import CLAIM_SECONDS, Claim, Journal, Moment
 from interlock.layers.effects.probing import ask, happened
 from interlock.layers.effects.records import (
     EFFECT,
@@ -121,6 +121,7 @@ class Dispatch:
     async def _deliver(self, key: Key) -> bool:
         """Do what there is to be done for the first open effect of a key; whether it is settled."""
         while True:
+            since = self.journal.moment()
             found = await self.journal.read(key)
             record = found.records[0]
             stored: Stored | None = record.value
@@ -145,7 +146,7 @@ class Dispatch:
                 if settled is not None:
                     return settled
             else:
-                settled = await self._take(record, stored, found, handler)
+                settled = await self._take(record, stored, found, handler, since)
                 if settled is not None:
                     return settled
 
@@ -159,8 +160,12 @@ class Dispatch:
                 self.done.succeeded += 1
                 return True
             return None
-        if answer is NOT_HAPPENED:
-            return await self._take(record, stored, found, handler)
+        if answer is NOT_HAPPENED:  # asking may have taken long: a claim is based on a fresh reading
+            since = self.journal.moment()
+            fresh = await self.journal.read(record.key)
+            if fresh.records[0].version != record.version:
+                return None
+            return await self._take(fresh.records[0], stored, fresh, handler, since)
         said = "verify cannot tell" if trouble is None else f"verify failed: {error_text(trouble)}"
         due_at = at + self._pause_seconds(handler, max(2, stored.attempts + 1))
         first = (stored.error or "").partition("; verify")[0]
@@ -170,12 +175,12 @@ class Dispatch:
             return False
         return None
 
-    async def _take(self, record: Record, stored: Stored, found: Found, handler: Handler) -> bool | None:
+    async def _take(self, record: Record, stored: Stored, found: Found, handler: Handler, since: Moment) -> bool | None:
         """Claim and execute. None: somebody else was faster, look again."""
         if not stored.order:  # never claimed: the record's own version says where it was staged
             version = record.version
             stored = stored.at_order(0 if version is None else version[0])
-        claim = await self.journal.claim_to_begin(record, stored, found, CLAIM_SECONDS)
+        claim = await self.journal.claim_to_begin(record, stored, found, CLAIM_SECONDS, since)
         if claim is None:
             return None
         if self.left is not None:

@@ -40,7 +40,7 @@ from interlock.errors import (
 from interlock.gates import Flight
 from interlock.layers.effects.answers import NOT_HAPPENED, Happened
 from interlock.layers.effects.calls import Act, close_unused, is_unanswered, payload_fingerprint, refuse_async
-from interlock.layers.effects.journal import Claim, Journal
+from interlock.layers.effects.journal import Claim, Journal, Moment
 from interlock.layers.effects.probing import ask, happened
 from interlock.layers.effects.records import (
     EXECUTING,
@@ -185,6 +185,7 @@ class Execution:
         journal = self.journal
         waited_for = 0
         while True:
+            since = journal.moment()
             found = await journal.read(self.record_key)
             record = found.records[0]
             stored = live(record.value, record.expired)
@@ -195,7 +196,7 @@ class Execution:
                 return self._answer(stored)
             step = next_step(stored, found.at or 0.0, verifies=self.verify is not None)
             if step is Step.EXECUTE:
-                claim = await self._claim(record, stored, found)
+                claim = await self._claim(record, stored, found, since)
                 if claim is not None:
                     return await self._perform(claim, flight)
             elif step is Step.WAIT:
@@ -229,13 +230,13 @@ class Execution:
             )
         raise self._unknown(stored)
 
-    async def _claim(self, record: Record, stored: Stored | None, found: Found) -> Claim | None:
+    async def _claim(self, record: Record, stored: Stored | None, found: Found, since: Moment) -> Claim | None:
         """Take the claim and look once more that it holds; None if there is something new to read."""
         journal = self.journal
         if stored is None:
             at = found.at or 0.0
             stored = Stored(PENDING, self.fingerprint, self.act.operation, at, at, agent=journal.agent)
-        return await journal.claim_to_begin(record, stored, found, self.claim_seconds)
+        return await journal.claim_to_begin(record, stored, found, self.claim_seconds, since)
 
     async def _ask(self, record: Record, stored: Stored, found: Found) -> Claim | None:
         """Ask the probe about an effect that nobody executes; a claim if it may be executed now."""
@@ -246,8 +247,12 @@ class Execution:
             return None
         if stored.status is SUCCEEDED:  # it has happened; only its result is missing
             raise ValueRefusedError(f"effect {self.key!r} has been done, but {stored.error}")
-        if answer is NOT_HAPPENED:
-            return await self._claim(record, stored, found)
+        if answer is NOT_HAPPENED:  # asking may have taken long: a claim is based on a fresh reading
+            since = self.journal.moment()
+            fresh = await self.journal.read(self.record_key)
+            if fresh.records[0].version != record.version:
+                return None
+            return await self._claim(fresh.records[0], stored, fresh, since)
         raise self._unknown(stored) from trouble
 
     # -- the act -------------------------------------------------------------------------------------------------------

@@ -46,7 +46,6 @@ from interlock.layers.effects.records import (
 )
 from interlock.layers.ledger import Done, Found, Kind, Ledger, Part, Record
 from interlock.model import CommitRefused, Delete, Expectation, Key, Put, Token, Version, Write
-from interlock.ports import Runtime
 
 if TYPE_CHECKING:
     from interlock.layers.effects.dispatching import Handler
@@ -66,19 +65,22 @@ _CLAIM_BITS: Final = 62
 _PAGES: Final = 50
 
 
+Moment = tuple[float, float]
+"""A moment of this process: by the monotonic clock, by the wall clock."""
+
+
 class Claim:
     """The right to execute an effect, until it is settled or taken away."""
 
     __slots__ = ("before", "key", "monotonic", "open", "stored", "token", "version", "wall")
 
-    def __init__(self, key: Key, before: Stored | None, stored: Stored, runtime: Runtime) -> None:
+    def __init__(self, key: Key, before: Stored | None, stored: Stored, since: Moment) -> None:
         self.key = key
         self.before = before
         self.stored = stored
         self.open = stored.payload is not None
         """Whether an entry of the outbox stands beside the record."""
-        self.monotonic = runtime.monotonic()
-        self.wall = runtime.time()
+        self.monotonic, self.wall = since
         self.version: Version | None = None
         self.token: Token | None = None
 
@@ -97,6 +99,11 @@ class Journal:
     def agent(self) -> str:
         """Whose doing it is, where nothing else is known."""
         return self.engine.agent or "effects"
+
+    def moment(self) -> Moment:
+        """This moment; to be taken before the reading that a claim is based on."""
+        runtime = self.engine.runtime
+        return runtime.monotonic(), runtime.time()
 
     async def read(self, key: Key) -> Found:
         """One record, and the engine's time."""
@@ -140,8 +147,12 @@ class Journal:
             return None
 
     # -- taking --------------------------------------------------------------------------------------------------------
-    async def claim(self, record: Record, stored: Stored, found: Found, claim_seconds: float) -> Claim | None:
+    async def claim(
+        self, record: Record, stored: Stored, found: Found, claim_seconds: float, since: Moment
+    ) -> Claim | None:
         """Take an effect; None if somebody else was faster. ``stored``: what is to be executed, in any status.
+        ``since``: a moment before ``found`` was read. The claim's time is counted from that reading, so nobody can
+        believe in it for longer than the record says.
 
         If this is interrupted, the effect is as free afterwards as it was before."""
         runtime = self.engine.runtime
@@ -163,7 +174,7 @@ class Journal:
             order=stored.order,
             turn=stored.turn,
         )
-        claim = Claim(record.key, before, executing, runtime)
+        claim = Claim(record.key, before, executing, since)
         writes: dict[Key, Write] = {record.key: self.put(executing)}
         try:
             done = await self.commit(writes, {record.key: record.expected}, found.token, durable=True)
@@ -208,9 +219,11 @@ class Journal:
         claim.version, claim.token = record.version, found.token
         return bool(record.value.claim_ends_at > (found.at or 0.0))
 
-    async def claim_to_begin(self, record: Record, stored: Stored, found: Found, claim_seconds: float) -> Claim | None:
+    async def claim_to_begin(
+        self, record: Record, stored: Stored, found: Found, claim_seconds: float, since: Moment
+    ) -> Claim | None:
         """Take an effect whose act begins at once; None if there is something new to read. See `claim`."""
-        claim = await self.claim(record, stored, found, claim_seconds)
+        claim = await self.claim(record, stored, found, claim_seconds, since)
         if claim is None:
             return None
         try:
