@@ -246,12 +246,12 @@ def _pack_plainly(value: tuple[Any, ...]) -> bytes | None:
 def freeze(value: Any) -> bytes:
     """The stored form of a value. Raises `ValueRefusedError` with the path, `LimitExceededError` over `VALUE_BYTES`."""
     kind = type(value)
-    if kind is int:
-        return b"i" + (b"%d" % value if -_I64 <= value < _I64 else _digits(value, "$"))
     if kind is str:
         if not value.isascii():
             _check_text(value, "$")
         raw = b"m" + _pack(value)
+    elif kind is int:
+        return b"i" + (b"%d" % value if -_I64 <= value < _I64 else _digits(value, "$"))
     elif kind is tuple and _NEVER_LOWERED.issuperset(map(type, value)) and (plain := _pack_plainly(value)) is not None:
         raw = plain
     elif kind is list:

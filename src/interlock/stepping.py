@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, TypeVarTuple, cas
 from typing_extensions import deprecated
 
 from interlock.core import carrying, extension, handles, memos, scanning, writing
-from interlock.core.calls import ACTIVE
+from interlock.core.calls import ACTIVE, READY
+from interlock.core.commit import commit
 from interlock.core.cursors import cursor_of
 from interlock.core.isolation import Isolation
 from interlock.core.refusals import transaction_text
 from interlock.core.running import Committed
-from interlock.core.transaction import MISSING
+from interlock.core.transaction import MISSING, current
 from interlock.errors import UsageError
 from interlock.keys import UserKey as Key
 from interlock.model import Delete
@@ -292,7 +293,12 @@ class AgentSession(AgentView[V]):
         handles.roll_back(self)
 
     def __enter__(self) -> Self:
-        handles.open_context(self)
+        txn = self._txn
+        if self._mark is None and txn.state == READY and not txn.engine.closed:  # `open_context`, without a call
+            txn.state = ACTIVE
+            txn.context = current.set(txn)
+        else:
+            handles.open_context(self)
         return self
 
     def __exit__(
@@ -304,7 +310,8 @@ class AgentSession(AgentView[V]):
             return
         try:
             if error is None and txn.state == ACTIVE:
-                self._do(handles.finish(txn))
+                plain = txn.settle is None and txn.records is None  # then this is what `finish` does
+                self._do(commit(txn) if plain else handles.finish(txn))
             else:
                 ending = handles.leave(txn, error)
                 if ending is not None:

@@ -194,16 +194,16 @@ def test_python_calls_of_a_session() -> None:
         async with stock.session() as session:
             await increase(session, "apples")
 
-    assert python_calls(work) <= 42
+    assert python_calls(work) <= 26
 
 
 def test_python_calls_of_run() -> None:
-    assert python_calls(lambda stock: stock.run(increase, "apples")) <= 42
+    assert python_calls(lambda stock: stock.run(increase, "apples")) <= 27
 
 
 def test_python_calls_of_run_with_an_idempotency_key() -> None:
     keys = iter(range(10))
-    assert python_calls(lambda stock: stock.run(increase, "apples", idempotency_key=f"order-{next(keys)}")) <= 75
+    assert python_calls(lambda stock: stock.run(increase, "apples", idempotency_key=f"order-{next(keys)}")) <= 47
 
 
 # --- statements -------------------------------------------------------------------------------------------------------

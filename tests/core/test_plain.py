@@ -15,11 +15,12 @@ from interlock.model import ABSENT, Put
 
 _SEEN = (
     "engine backend home agent isolation mode generation plain reads writes records token operation run_id attempt _id "
-    "state error last_call calls thread context gate reply replayed settle unsettled memos operand_bytes"
+    "state error last_call calls thread context gate reply replayed settle unsettled memos operand_bytes born "
+    "lock_timeout_seconds"
 )
 SEEN = frozenset(_SEEN.split())
 """What the short ways look at, or what does not change what they do."""
-_RARE = "chains clears deadline guards invariant_reads invariant_spans pinned spans stale touched unchecked"
+_RARE = "chains clears deadline guards held invariant_reads invariant_spans pinned spans stale touched unchecked"
 RARE = frozenset(_RARE.split())
 """What they do not look at: must be as it began in a plain transaction."""
 
@@ -125,6 +126,6 @@ def test_anything_else_is_not(work: Work) -> None:
     assert not transaction_after(work).plain
 
 
-@pytest.mark.parametrize("options", [{"isolation": "optimistic"}, {"timeout_seconds": 9}])
+@pytest.mark.parametrize("options", [{"isolation": "optimistic"}, {"isolation": "pessimistic"}, {"timeout_seconds": 9}])
 def test_options_that_are_not(options: dict[str, Any]) -> None:
     assert not transaction_after(nothing, **options).plain

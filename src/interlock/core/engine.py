@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from interlock.codec import VALUE_BYTES
 from interlock.core import isolation as modes
-from interlock.core import transaction as transactions
 from interlock.core.calls import ENDED
 from interlock.core.carrying import fence
 from interlock.core.isolation import Isolation
@@ -24,7 +23,7 @@ from interlock.core.locking import Locking
 from interlock.core.options import Chosen
 from interlock.core.retry import RetryPolicy
 from interlock.core.space import Resource, Space
-from interlock.core.transaction import Generation, Transaction, current
+from interlock.core.transaction import Generation, Transaction, current, process
 from interlock.core.typed import PLAIN, value_type
 from interlock.errors import InterlockError, UnsupportedError, UsageError
 from interlock.gates import Gates, KeysInUse
@@ -72,6 +71,7 @@ class Engine:
         self.make_view = make_view
         self.agent = agent
         self.isolation: Isolation = isolation
+        self._serializable = self.default_mode == modes.SERIALIZABLE
         self.retry = retry
         self.idempotency_ttl_seconds = float(idempotency_ttl_seconds)
         self.history_seconds = float(history_seconds)
@@ -92,7 +92,8 @@ class Engine:
 
     def new_id(self) -> int:
         """A transaction id: 48 bits of milliseconds, then 80 random bits, so that ids are roughly in order of time."""
-        return (int(self.runtime.time() * 1000) << 80) | self.runtime.random_bits(80)
+        runtime = self.runtime
+        return (int(runtime.time() * 1000) << 80) | runtime.random_bits(80)
 
     def resource(self, name: str, declared: Any = None) -> Resource:
         """A resource seen through a type. Raises `UsageError` for a bad name or a type that cannot be stored."""
@@ -112,10 +113,10 @@ class Engine:
         """A new transaction with the options of the call, of the enclosing session, or of the store."""
         if self.closed:
             self.check_open()
-        generation = transactions.process.generation
-        if chosen.usual and self.agent is not None and home is not None and self.default_mode == modes.SERIALIZABLE:
+        generation, agent = process.generation, self.agent
+        if chosen.usual and agent is not None and home is not None and self._serializable:
             return Transaction(
-                self, self.backend, home.space, self.agent, self.isolation, modes.SERIALIZABLE, generation, True
+                self, self.backend, home.space, agent, self.isolation, self.default_mode, generation, True
             )
         agent = chosen.agent or (parent.agent if parent is not None else self.agent)
         if agent is None:
@@ -168,7 +169,7 @@ class Engine:
 
     def check_generation(self, generation: Generation) -> None:
         """Raises `UsageError` for a session that was begun before a fork and is used in the child."""
-        if generation is not transactions.process.generation:
+        if generation is not process.generation:
             raise UsageError("this session was begun before os.fork(); begin a new one in the child")
 
     async def housekeep(self) -> None:

@@ -157,8 +157,7 @@ def open_context(session: Handle) -> None:
             txn.refuse("enter")
         session._mark = writing.Mark(txn)
         return
-    if txn.engine.closed:
-        txn.engine.check_open()
+    txn.engine.check_open()
     if txn.state != READY:
         txn.refuse("enter")
     txn.state = ACTIVE

@@ -153,7 +153,7 @@ def given_fingerprint(value: object) -> bytes:
 
 def footprint_fingerprint(agent: str, written: Iterable[Key]) -> bytes:
     """The fingerprint of a bare session: the agent and the keys that it writes."""
-    return _digest(("footprint", agent, sorted(written)))
+    return _fingerprint(_pack(("footprint", agent, sorted(written))))
 
 
 def call_fingerprint(agent: str, fn: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> bytes:
@@ -165,7 +165,8 @@ def call_fingerprint(agent: str, fn: Callable[..., Any], arguments: tuple[Any, .
     if type(fn) is FunctionType and not named:
         binding = _bindable(fn)
         if binding.names is not None and len(arguments) == len(binding.names):
-            plain = _of_plain_call(agent, binding.names, binding.in_order(arguments))
+            in_order = arguments if len(arguments) < 2 else tuple([arguments[place] for place in binding.places])
+            plain = _of_plain_call(agent, binding.names, in_order)
             if plain is not None:
                 return plain
     inner, arguments, named = _look_through(fn, arguments, named)
@@ -231,10 +232,6 @@ class _Binding(msgspec.Struct, frozen=True):
     signature: inspect.Signature
     names: tuple[str, ...] | None
     places: tuple[int, ...]
-
-    def in_order(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """All arguments, in the order of ``names``."""
-        return arguments if len(arguments) < 2 else tuple([arguments[place] for place in self.places])
 
 
 @functools.lru_cache(maxsize=512)

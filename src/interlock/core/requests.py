@@ -43,8 +43,9 @@ def plain_request(txn: Transaction, rules: Rules) -> CommitRequest:
             reads[key] = entry.version
     if len(writes) + len(reads) > txn.engine.few_keys:
         check_limits(txn, writes, len(reads), 0)
+    txn._id = txn._id or txn.engine.new_id()
     return CommitRequest(
-        txn._id or txn.id, txn.agent, txn.isolation, token, reads, writes, guards, (), (),
+        txn._id, txn.agent, txn.isolation, token, reads, writes, guards, (), (),
         txn.operation, txn.run_id, txn.attempt, observed,
     )  # fmt: skip
 

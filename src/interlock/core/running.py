@@ -73,7 +73,7 @@ class Running(Retrying, eq=False):
 
     async def _run(self) -> Any:
         chosen, engine = self.chosen, self.engine
-        parent = engine.parent(chosen)
+        parent = None if current.get() is None else engine.parent(chosen)
         key = chosen.idempotency_key
         if key is not None:
             self._identify(key, parent)

@@ -14,13 +14,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, TypeVarTuple, cast, overload
 
 from interlock.core import carrying, extension, handles, memos, scanning, writing
-from interlock.core.calls import ACTIVE
+from interlock.core.calls import ACTIVE, READY
+from interlock.core.commit import commit
 from interlock.core.cursors import cursor_of
 from interlock.core.isolation import Isolation
 from interlock.core.locking import let_go
 from interlock.core.refusals import transaction_text
 from interlock.core.running import Committed
-from interlock.core.transaction import MISSING
+from interlock.core.transaction import MISSING, current
 from interlock.keys import UserKey as Key
 from interlock.model import Delete
 
@@ -250,7 +251,12 @@ class AgentSession(AgentView[V]):
             await let_go(self._txn)
 
     async def __aenter__(self) -> Self:
-        handles.open_context(self)
+        txn = self._txn
+        if self._mark is None and txn.state == READY and not txn.engine.closed:  # `open_context`, without a call
+            txn.state = ACTIVE
+            txn.context = current.set(txn)
+        else:
+            handles.open_context(self)
         return self
 
     async def __aexit__(
@@ -262,7 +268,8 @@ class AgentSession(AgentView[V]):
             return
         try:
             if error is None and txn.state == ACTIVE:
-                await handles.finish(txn)
+                plain = txn.settle is None and txn.records is None  # then this is what `finish` does
+                await (commit(txn) if plain else handles.finish(txn))
             else:
                 ending = handles.leave(txn, error)
                 if ending is not None:

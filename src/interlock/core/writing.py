@@ -33,13 +33,13 @@ async def write(txn: Transaction, resource: Resource, key: Any, value: Any) -> N
         space = resource.space
         if space is not txn.home:
             txn.touch(space)
-        if txn.stale is not None:
-            txn.before_write()
         raw = (space.cache.get(key) if type(key) is str else None) or space.encode(key)
-        if not txn.plain:
-            await _prepare(txn, space, raw)
-        frozen = resource.freeze(value)
-        txn.writes[raw] = Put(frozen)
+        if txn.plain:
+            txn.writes[raw] = Put(resource.freeze(value))
+            return
+        txn.before_write()
+        await _prepare(txn, space, raw)
+        txn.writes[raw] = Put(resource.freeze(value))
         if txn.chains is not None:
             txn.chains.pop(raw, None)
     except BaseException as error:
