@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import random
 import sqlite3
@@ -63,7 +64,9 @@ def ways(stock: Any) -> dict[str, Callable[[int], Coroutine[Any, Any, None]]]:
 
 
 @awaited
-async def test_R091_cancel_at_every_await_then_commit_something_else(world: World) -> None:
+async def test_R091_cancel_at_every_await_then_commit_something_else(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     for pausing in (False,) if world.is_server else (True, False):  # calls of a server suspend by themselves
         backend = Pausing(world.backend()) if pausing else world.backend()
         stock, second = world.over(backend).resource("stock"), world.open().resource("stock")
@@ -80,6 +83,9 @@ async def test_R091_cancel_at_every_await_then_commit_something_else(world: Worl
                 assert await second.read("unrelated") == [name, number]
                 assert_nobody_writes(world)
             assert cancels >= (8 if pausing else 4 if world.is_server else 0)
+    gc.collect()
+    faults = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
+    assert not faults, "what was cancelled leaves an error behind"
 
 
 async def halves(stock: Any) -> tuple[int, int]:

@@ -117,7 +117,7 @@ class LoopPool:
     async def _connect(self) -> Connection:
         options = self._options
         try:
-            raw = await asyncpg.connect(options.dsn, timeout=options.connect_seconds, statement_cache_size=0)
+            raw = await _connected(options)
         except asyncpg.PostgresError as error:
             raise failures.unreachable(str(error)) from None
         except (*BROKEN, ValueError) as error:
@@ -175,6 +175,22 @@ class LoopPool:
         self.closed = True
         for connection in [*self._free, *self._used]:
             connection.raw.terminate()
+
+
+async def _connected(options: Options) -> Any:
+    """A new connection of the driver. If the caller is cancelled meanwhile the driver goes on to its end by itself:
+    interrupted there, it would leave an error behind that nobody retrieves, which asyncio reports as a fault."""
+    task = asyncio.ensure_future(asyncpg.connect(options.dsn, timeout=options.connect_seconds, statement_cache_size=0))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_unwanted)
+        raise
+
+
+def _unwanted(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().terminate()
 
 
 def translated(error: Error, *, commits: bool) -> Error | Exception:
