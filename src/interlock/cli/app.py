@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 import interlock
-from interlock.cli import effects, feed, sagas, state
+from interlock.cli import effects, feed, leases, sagas, state
 from interlock.cli.exits import EXIT_HELP, Exit
 from interlock.cli.forms import json_text
 from interlock.demo.command import demo
@@ -71,6 +71,7 @@ _add(feed.outcome)
 _add(feed.compact)
 _add(sagas.sagas)
 _add(sagas.recover)
+_add(leases.leases)
 _add(demo, epilog=None)
 
 effect_commands = typer.Typer(
