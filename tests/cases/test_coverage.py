@@ -25,6 +25,8 @@ KINDS = {
     "postgres": 9,
     "redis": 2,
     "journal": 3,
+    "lease-lock": 10,
+    "clock": 2,
     "schema": 1,
 }
 """How many cases of each kind there are."""

@@ -58,8 +58,8 @@ def test_joined_spans_cover_the_same_keys(given: list[Span], key: bytes) -> None
 
 
 def test_an_unknown_mode_names_those_that_exist() -> None:
-    for mode in ("pessimistic", "serialisable", "", None, 3):
-        with pytest.raises(UsageError, match="none, snapshot, optimistic, serializable"):
+    for mode in ("pessimist", "serialisable", "", None, 3):
+        with pytest.raises(UsageError, match="none, snapshot, optimistic, serializable, pessimistic"):
             modes.rank(mode)
 
 

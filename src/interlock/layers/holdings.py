@@ -89,7 +89,10 @@ class Holding:
                 self.canceller.cancel()
 
     async def give_back(self, error: BaseException | None) -> None:
-        """End it. Raises `LeaseLostError` if the body ended well but the lease was not held to its end."""
+        """End it; no effect if it has ended, or is being ended in the background. Raises `LeaseLostError` if the body
+        ended well but the lease was not held to its end."""
+        if self.ended:
+            return
         cancelled = self.canceller is not None and self.canceller.leave(error)
         self.ended = True
         if self.announced:
