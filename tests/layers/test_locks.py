@@ -427,3 +427,21 @@ async def test_whoever_is_cancelled_while_waiting_leaves_no_trace(world: World) 
             await asyncio.sleep(0)
     await leave(lock)
     assert await records(store, LOCKS) == []
+
+
+@everywhere
+async def test_nobody_waits_for_the_transaction_that_it_was_called_in(world: World) -> None:
+    """A detached writer inside a transaction that holds the lock: the outer one is refused, nobody hangs."""
+    stock = world.open().resource("stock")
+    await stock.run(put, "a", 0)
+    session = stock.session(isolation="pessimistic")
+    with pytest.raises(ConflictError):
+        async with session as outer:
+            await outer.write("b", await outer.read("a"))
+            await stock.run(put, "a", 1, detached=True)
+    assert (await stock.read("a"), await stock.read("b")) == (1, None)
+    with pytest.raises(LockTimeoutError):
+        async with stock.session(isolation="pessimistic") as outer:
+            await outer.write("b", await outer.read("a"))
+            async with stock.session(isolation="pessimistic", detached=True) as inside:
+                await inside.write("a", 2)

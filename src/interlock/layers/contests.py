@@ -40,15 +40,25 @@ Refusal = Callable[[tuple[str, ...]], InterlockError]
 
 
 class Contest:
-    """One owner's wish for some targets of one place. ``born`` is the owner's age."""
+    """One owner's wish for some targets of one place. ``born`` is the owner's age; ``futile``: owners that wait for this
+    one to end, so that to wait for them is to wait in vain."""
 
-    def __init__(self, desk: Desk, tenure: Tenure, place: Place, wants: Sequence[Target], born: int) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        tenure: Tenure,
+        place: Place,
+        wants: Sequence[Target],
+        born: int,
+        futile: frozenset[str] = frozenset(),
+    ) -> None:
         self.desk = desk
         self.ledger = desk.ledger
         self.tenure = tenure
         self.place = place
         self.wants = wants
         self.born = born
+        self.futile = futile
         self.waiting = False
         self.sent = False
         self.look_for_rings = 0.0
@@ -114,7 +124,7 @@ class Contest:
         patience = await self._judge(expected, table, blockers)
         if patience is None:
             return 0.0
-        if now >= until:
+        if now >= until or any(blocker.owner in self.futile for blocker in blockers):
             raise refusal(tuple(dict.fromkeys(blocker.agent for blocker in blockers)))
         if not self.waiting:
             new = queues.queued(table, seat, self.wants)

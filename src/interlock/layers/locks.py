@@ -20,7 +20,7 @@ from interlock.core import locking as core_locking
 from interlock.core.carrying import Guard
 from interlock.core.locking import Footprint
 from interlock.core.space import Space
-from interlock.core.transaction import Transaction
+from interlock.core.transaction import Transaction, current
 from interlock.errors import ConflictError, InterlockError, UsageError
 from interlock.layers import queues
 from interlock.layers.contests import Contest
@@ -117,7 +117,7 @@ class Locks(Desk):
         if not wants:
             return await self._look(txn, fetch)
         tenure = held.tenure
-        contest = Contest(self, tenure, place, wants, held.born)
+        contest = Contest(self, tenure, place, wants, held.born, frozenset(_around(txn)))
         try:
             done = await contest.win(self._until(txn), lambda agents: _timeout(txn, place, agents), fetch)
         except LeaseLostError:
@@ -164,11 +164,13 @@ class Locks(Desk):
 
     def _own(self, txn: Transaction) -> set[str]:
         """The owners whose locks are this transaction's own: it is fenced with them, or they are held around it in the
-        same task or thread, and then it is fenced with them from now on."""
+        same task or thread, and then it is fenced with them from now on. Nor does it wait for the locks of a
+        transaction that it was called in, which waits for it: that one is then refused by its own validation."""
         for holding in outside.get():
             if holding.desk.engine is self.engine and holding.held and holding.tenure.key not in (txn.guards or {}):
                 txn.guards = {**(txn.guards or {}), **holding.guards()}
-        return {str(TENURES.parts(key)[0]) for key in txn.guards or () if key.startswith(_TENURE_PREFIX)}
+        own = {str(TENURES.parts(key)[0]) for key in txn.guards or () if key.startswith(_TENURE_PREFIX)}
+        return own | _around(txn)
 
     async def let_go(self, txn: Transaction) -> None:
         """See `Locking.let_go`."""
@@ -208,6 +210,17 @@ class Locks(Desk):
 
 
 _TENURE_PREFIX: Final = TENURES.span().start
+
+
+def _around(txn: Transaction) -> set[str]:
+    """The owners of transactions that are open in this task or thread, around this one."""
+    found: set[str] = set()
+    outer: Any = current.get()
+    while type(outer) is Transaction:
+        if outer.held is not None and outer is not txn:
+            found.add(outer.held.tenure.owner)
+        outer = None if outer.context is None else outer.context.old_value
+    return found
 
 
 def _timeout(txn: Transaction, place: Place, agents: tuple[str, ...]) -> InterlockError:
