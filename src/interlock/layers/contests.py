@@ -40,8 +40,8 @@ Refusal = Callable[[tuple[str, ...]], InterlockError]
 
 
 class Contest:
-    """One owner's wish for some targets of one place. ``born`` is the owner's age; ``futile``: owners that wait for this
-    one to end, so that to wait for them is to wait in vain."""
+    """One owner's wish for some targets of one place. ``born`` is the owner's age; ``futile``: owners that wait for
+    this one to end, so that to wait for them is to wait in vain."""
 
     def __init__(
         self,
