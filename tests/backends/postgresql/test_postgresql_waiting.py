@@ -104,9 +104,10 @@ def test_many_commits_send_few_notifications(postgresql_url: str, schema: str, m
         connection = connect(herald)
         execute = connection.execute
 
-        def counting(*arguments: Any) -> Any:
-            sent.append(time.monotonic())
-            return execute(*arguments)
+        def counting(text: str, *arguments: Any) -> Any:
+            if "pg_notify" in text:
+                sent.append(time.monotonic())
+            return execute(text, *arguments)
 
         connection.execute = counting
         return connection
@@ -114,14 +115,43 @@ def test_many_commits_send_few_notifications(postgresql_url: str, schema: str, m
     monkeypatch.setattr(heralds.Herald, "_connect", counted)
 
     async def run() -> None:
-        store = Subject(PostgreSQLBackend(postgresql_url, schema=schema))
+        store, other = (Subject(PostgreSQLBackend(postgresql_url, schema=schema)) for _ in range(2))
+        since = await other.backend.snapshot()
+        task = asyncio.ensure_future(other.backend.wait(since, FAR_SECONDS))
+        await asyncio.to_thread(_until, postgresql_url, 'LISTEN "interlock_%', 1)
+        while not sent:
+            await asyncio.gather(*[store.commit({key("n", number): put(number)}) for number in range(20)])
         for _ in range(10):
             await asyncio.gather(*[store.commit({key("n", number): put(number)}) for number in range(20)])
+        assert await task
         await store.backend.close()
+        await other.backend.close()
 
     asyncio.run(run())
-    assert sent
     assert all(later - earlier >= heralds.PAUSE_SECONDS for earlier, later in itertools.pairwise(sent))
+
+
+def test_nobody_is_notified_where_nobody_listens(
+    postgresql_url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threading.Event()
+    is_heard = heralds.Herald._is_heard
+
+    def noted(herald: heralds.Herald, connection: Any) -> bool:
+        found = is_heard(herald, connection)
+        assert not found
+        asked.set()
+        return found
+
+    monkeypatch.setattr(heralds.Herald, "_is_heard", noted)
+    store = Subject(PostgreSQLBackend(postgresql_url, schema=schema).blocking())
+    step(store.commit({key("a"): put(1)}))
+    assert asked.wait(FAR_SECONDS)
+    step(store.backend.close())
+    with psycopg.connect(postgresql_url, autocommit=True) as observer:
+        assert observer.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_notify%'"
+        ).fetchone() == (0,)
 
 
 def test_a_closed_store_leaves_no_threads(postgresql_url: str, schema: str) -> None:

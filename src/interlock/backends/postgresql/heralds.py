@@ -2,8 +2,9 @@
 
 NOTIFY inside a commit would take a lock of the whole database over the commit's sync and halve everybody's rate. So a
 commit only sets a flag here. A thread with a connection of its own sends one NOTIFY for all commits of this process in
-`PAUSE_SECONDS`. Whoever waits has another thread with a connection that listens. Both threads come when they are needed
-and go when nobody has needed them for `IDLE_SECONDS`.
+`PAUSE_SECONDS`, if anybody listens. Whoever waits has another thread with a connection that listens, and holds an
+advisory lock meanwhile, by which the others know; they look for it every second. Both threads come when they are
+needed and go when nobody has needed them for `IDLE_SECONDS`.
 
 All this is a hint: a notification may be lost with its connection, or come from a process that does not send any. Who
 waits looks at the store at intervals, whatever is heard; the intervals are long only while somebody listens
@@ -26,6 +27,12 @@ PAUSE_SECONDS: Final = 0.01
 IDLE_SECONDS: Final = 30.0
 _RETRY_SECONDS: Final = 1.0
 _SLICE_SECONDS: Final = 0.5
+_SLICES: Final = 4
+"""So many after it has begun to listen, every announcer has seen that somebody does."""
+_ROUNDS: Final = 100
+"""So many notifications are sent before an announcer looks again whether somebody listens."""
+_LOCKS: Final = 0x1ECE0C4
+"""The first of the two numbers of the lock by which somebody who listens is known."""
 _ERRORS: Final = (psycopg.Error, OSError)
 
 
@@ -35,7 +42,9 @@ class Herald:
     def __init__(self, options: Options, tell: Callable[[], None]) -> None:
         self._options = options
         self._tell = tell
-        self._channel = "interlock_" + blake2b(options.schema.encode(), digest_size=8).hexdigest()
+        hashed = blake2b(options.schema.encode(), digest_size=8).digest()
+        self._channel = "interlock_" + hashed.hex()
+        self._known_by = (_LOCKS, int.from_bytes(hashed[:4], "big") >> 1)
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._begin()
@@ -91,8 +100,18 @@ class Herald:
         seconds = max(2, round(self._options.connect_seconds))
         return psycopg.connect(self._options.dsn, autocommit=True, connect_timeout=seconds, prepare_threshold=None)
 
+    def _is_heard(self, connection: Any) -> bool:
+        """Whether anybody listens."""
+        found = connection.execute(
+            "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND classid = %s AND objid = %s"
+            " AND objsubid = 2 AND granted)",
+            self._known_by,
+        )
+        return bool(found.fetchone()[0])
+
     def _announcing(self) -> None:
         connection: Any = None
+        rounds = 0
         while True:
             due = self._due.wait(IDLE_SECONDS)
             if (self._closed.is_set() or not due) and self._rest("announce", self._due):
@@ -100,9 +119,16 @@ class Herald:
             self._due.clear()
             try:
                 connection = connection or self._connect()
-                connection.execute("SELECT pg_notify(%s, '')", (self._channel,))
-                self._closed.wait(PAUSE_SECONDS)
+                if rounds == 0:
+                    rounds = _ROUNDS if self._is_heard(connection) else 0
+                if rounds > 0:
+                    rounds -= 1
+                    connection.execute("SELECT pg_notify(%s, '')", (self._channel,))
+                    self._closed.wait(PAUSE_SECONDS)
+                else:
+                    self._closed.wait(_RETRY_SECONDS)
             except _ERRORS:
+                rounds = 0
                 _end(connection)
                 connection = None
                 self._closed.wait(_RETRY_SECONDS)
@@ -111,6 +137,7 @@ class Herald:
     def _listening(self) -> None:
         connection: Any = None
         unheard = 0.0
+        slices = 0
         while True:
             if (self._closed.is_set() or unheard >= IDLE_SECONDS) and self._rest("listen", self._wanted):
                 break
@@ -119,12 +146,15 @@ class Herald:
             try:
                 if connection is None:
                     connection = self._connect()
+                    connection.execute("SELECT pg_advisory_lock_shared(%s, %s)", self._known_by)
                     connection.execute(f'LISTEN "{self._channel}"')
-                    self.hears = True
-                    self._tell()  # for what was committed just before
+                    slices = 0
                 for _ in connection.notifies(timeout=_SLICE_SECONDS):
                     self._tell()
                 unheard += _SLICE_SECONDS
+                slices += 1
+                if slices == _SLICES:
+                    self.hears = True
             except _ERRORS:
                 self.hears = False
                 _end(connection)
