@@ -259,6 +259,8 @@ def test_ctrl_c_at_any_moment_loses_nothing_and_notes_are_true(tmp_path: Path) -
         store.increment(key("after"))
 
 
+# A strike may come when a coroutine is made and its first step is still to come. Then the call has not begun.
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 def test_ctrl_c_during_reads_leaks_nothing(tmp_path: Path) -> None:
     with opened(tmp_path / "store.db") as store:
         store.commit({key("a", part): number(part) for part in range(50)})
