@@ -49,7 +49,7 @@ async def calling() -> None:
     await counts.run(partial(named, count=2), "a")
     await counts.run(named, "a")  # WANT a keyword is missing
     await counts.run(take, "a", isolation="serialisable")  # WANT a mode misspelt
-    await counts.run(take, "a", isolation="pessimistic")  # WANT a mode that does not exist
+    await counts.run(take, "a", isolation="linearizable")  # WANT a mode that does not exist
     await counts.run(take, "a", retry=5)  # WANT a number for a policy
     await counts.run(take, "a", timeout_seconds="30")  # WANT a text for seconds
     await counts.run(blocking)  # WANT a blocking function

@@ -31,6 +31,7 @@ class HasEffects(Protocol):
     @property
     def effects(self) -> EffectStore:
         """Its journal."""
+        ...
 
 
 class EffectStore:

@@ -34,6 +34,7 @@ class HasEffects(Protocol):
     @property
     def effects(self) -> EffectStore:
         """Its journal."""
+        ...
 
 
 class EffectStore:
