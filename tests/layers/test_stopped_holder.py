@@ -19,7 +19,7 @@ from cases.support import World, in_worlds
 
 ROUNDS = int(os.environ.get("INTERLOCK_W12_ROUNDS", "100" if os.environ.get("INTERLOCK_SOAK") else "2"))
 HOLDER = Path(__file__).with_name("holder.py")
-processes = in_worlds("sqlite-sync", "postgresql-sync")
+processes = in_worlds("sqlite-sync", "postgresql-sync", "redis-sync")
 
 
 class Holder:
