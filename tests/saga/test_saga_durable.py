@@ -290,6 +290,9 @@ def test_a_step_costs_two_commits() -> None:
             saga.step(reserve, "sku", 2, undo=release)
             saga.step(reserve, "sku", 3, undo=release)
             assert len(counted.commits) - before == 4
+            durable = [commit for commit in counted.commits[before:] if commit.durable]
+            assert len(durable) == 2  # what the acts hang on; the next of them brings the rest to the disk
+            assert set(durable[1].guards) > set(durable[1].writes)  # and expects it to be there
 
 
 async def test_in_asynchronous_code_it_is_the_same(url: str) -> None:

@@ -18,6 +18,12 @@ saga's lease as it was granted. So of two coordinators only the holder can write
 write, which comes before its next act, and stops: `SagaClosedError`, and it undoes nothing, because whoever holds the
 lease does.
 
+What must be on the disk before anything else happens is what an act hangs on: *begun*, and where the saga stands.
+*Done*, *failed*, *undoing* and *undone* are committed without waiting for the disk. They survive the death of any
+process, and the next durable write brings them there with it, since engines keep their commits in order, and expects
+them, in case the engine itself has lost some. A power cut before that leaves a step *begun*, and so UNKNOWN, or an
+undo to be run again: both as after a crash one moment earlier.
+
 A saga that has ended is kept for ``idempotency_ttl_seconds``, to be replayed; then its records expire.
 """
 
@@ -77,6 +83,7 @@ class Journal:
         self.steps: dict[Place, dict[str, Any]] = {}
         self.next_run = 1
         self._versions: dict[Key, Expectation] = {}
+        self._unsynced: set[Key] = set()
         self._token: Token | None = None
 
     @property
@@ -146,7 +153,12 @@ class Journal:
         self.head = head
 
     async def write_step(
-        self, place: Place, changes: Mapping[str, Any], letter: Mapping[str, Any] | None = None
+        self,
+        place: Place,
+        changes: Mapping[str, Any],
+        letter: Mapping[str, Any] | None = None,
+        *,
+        durable: bool = True,
     ) -> None:
         """Write a step's record anew, and its dead letter with it."""
         value = {**self.steps.get(place, {}), **changes}
@@ -157,7 +169,7 @@ class Journal:
             writes[key] = LETTERS.put({
                 "name": self.name, "id": self.saga_id, "run": self.run, "place": place, **letter,
             })  # fmt: skip
-        await self._write(writes)
+        await self._write(writes, durable=durable)
         self.steps[place] = value
 
     async def drop_letter(self, place: Place, changes: Mapping[str, Any]) -> None:
@@ -166,9 +178,10 @@ class Journal:
         key = LETTERS.key(self.letter_id(place))
         await self._know(key)
         writes: dict[Key, Write] = {self.step_key(place): STEPS.put(value)}
-        if self._versions[key] is not ABSENT:
+        stood = self._versions[key] is not ABSENT
+        if stood:
             writes[key] = Delete()
-        await self._write(writes)
+        await self._write(writes, durable=stood)
         self.steps[place] = value
 
     async def _know(self, key: Key) -> None:
@@ -181,10 +194,12 @@ class Journal:
         """Learn whether a step has a dead letter already, before one is written."""
         await self._know(LETTERS.key(self.letter_id(place)))
 
-    async def _write(self, writes: Mapping[Key, Write]) -> None:
+    async def _write(self, writes: Mapping[Key, Write], *, durable: bool = True) -> None:
         expected = {key: self._versions.get(key, ABSENT) for key in writes}
+        if durable:
+            expected = {**self._volatile(), **expected}
         try:
-            done = await self._commit(writes, expected)
+            done = await self._commit(writes, expected, durable)
         except CommitRefused as refused:
             self.lost = True
             raise SagaClosedError(
@@ -197,16 +212,26 @@ class Journal:
                 self._versions[key] = ABSENT
             elif done.version is not None:
                 self._versions[key] = done.version
+        if durable:
+            self._unsynced.clear()
+        else:
+            self._unsynced.update(writes)
 
-    async def _commit(self, writes: Mapping[Key, Write], expected: dict[Key, Expectation]) -> Any:
+    def _volatile(self) -> dict[Key, Expectation]:
+        """What the next durable commit expects, so that nothing durable stands on a record that the engine has lost."""
+        return {key: self._versions[key] for key in self._unsynced}
+
+    async def _commit(self, writes: Mapping[Key, Write], expected: dict[Key, Expectation], durable: bool) -> Any:
         expected = {**expected, **self.fence.expectations()}
+        operation = f"saga {self.name}"
         try:
             return await self.ledger.commit(
-                writes, expected, agent=self.agent, quiet=True, snapshot=self._token, operation=f"saga {self.name}"
-            )
+                writes, expected, agent=self.agent, quiet=True, snapshot=self._token, operation=operation,
+                durable=durable,
+            )  # fmt: skip
         except SnapshotTooOldError:  # thought longer than history is kept
             return await self.ledger.commit(
-                writes, expected, agent=self.agent, quiet=True, operation=f"saga {self.name}"
+                writes, expected, agent=self.agent, quiet=True, operation=operation, durable=durable
             )
 
     # -- as a part of somebody else's commit ---------------------------------------------------------------------------
@@ -214,7 +239,8 @@ class Journal:
         """A step's record for the commit of a session of the same store, and what that commit has to expect."""
         key = self.step_key(place)
         value = {**self.steps.get(place, {}), **changes}
-        return {key: STEPS.put(value)}, {key: self._versions.get(key, ABSENT), **self.fence.expectations()}
+        expected = {**self._volatile(), key: self._versions.get(key, ABSENT), **self.fence.expectations()}
+        return {key: STEPS.put(value)}, expected
 
     def carried_done(self, place: Place, changes: Mapping[str, Any], version: Version | None) -> None:
         """That commit has happened."""

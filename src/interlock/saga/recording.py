@@ -133,12 +133,12 @@ class Recorder:
             record.result, lambda: result_hint(record.fn, record.undo), f"the result of {name_of(record.fn)}"
         )
         place = place_of(record)
-        await self.journal.write_step(place, {"status": "done", "result": stored, "order": record.order})
+        await self.journal.write_step(place, {"status": "done", "result": stored, "order": record.order}, durable=False)
 
     async def failed(self, record: StepRecord) -> None:
         """A step has failed by its own word."""
         if record.called and not self.settled and place_of(record) in self.journal.steps:
-            await self.journal.write_step(place_of(record), {"status": "failed"})
+            await self.journal.write_step(place_of(record), {"status": "failed"}, durable=False)
         elif place_of(record) in self.journal.steps:
             self._late.append(place_of(record))
 
@@ -221,7 +221,7 @@ class Recorder:
         if self.journal.head["status"] == records.RUNNING:
             await self.journal.set_status(records.UNDOING)
         for place in self._late:
-            await self.journal.write_step(place, {"status": "failed"})
+            await self.journal.write_step(place, {"status": "failed"}, durable=False)
         for place in self._unreached:
             record = record_from(place, self.journal.steps[place])
             if self.only is not None and self.only != place:
@@ -284,7 +284,7 @@ class Recorder:
 
     async def undoing(self, record: StepRecord) -> None:
         """An undo is about to run: by who holds the lease, and nobody else."""
-        await self.journal.write_step(place_of(record), {"status": "undoing"})
+        await self.journal.write_step(place_of(record), {"status": "undoing"}, durable=False)
 
     async def undone(self, record: StepRecord) -> None:
         """An undo has succeeded."""
