@@ -241,13 +241,15 @@ def test_the_command_ends_with_1_if_interlock_is_wrong(
     clean, wrong = column("interlock", safe=True), column("interlock", safe=True, verdict=WRONG)
     for columns, status in (((clean,), 0), ((wrong,), 1)):
         monkeypatch.setattr(command, "run_demo", lambda options, show, columns=columns: result(*columns))
-        assert invoke().exit_code == status
-        assert json.loads(invoke("--json").stdout)["ok"] is (status == 0)
+        assert invoke("--no-sagas").exit_code == status
+        assert json.loads(invoke("--json", "--no-sagas").stdout)["ok"] is (status == 0)
 
 
 def test_the_command_runs_and_reports_json(invoke: Callable[..., Any], files: tuple[Path, Path]) -> None:
     orders, stock = map(str, files)
-    ran = invoke("--orders", orders, "--stock", stock, "--agents", "2", "--processes", "2", "--json", "--seed", "3")
+    ran = invoke(
+        "--orders", orders, "--stock", stock, "--agents", "2", "--processes", "2", "--json", "--seed", "3", "--no-sagas"
+    )
     assert ran.exit_code == 0, ran.output
     report = json.loads(ran.stdout)
     assert [found["name"] for found in report["columns"]] == [each.name for each in COLUMNS]

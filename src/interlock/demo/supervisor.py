@@ -70,7 +70,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._complaints,
-                env=_environment(),
+                env=environment(),
             )
         except OSError:
             self._complaints.close()
@@ -123,8 +123,8 @@ class Worker:
                     pass  # what was never read by a process that is gone
 
 
-def _environment() -> dict[str, str]:
-    """The worker finds the same library that we run, from a checkout too."""
+def environment() -> dict[str, str]:
+    """Of a worker: it finds the same library that we run, from a checkout too."""
     here = str(Path(interlock.__file__).absolute().parents[1])
     known = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": here if not known else here + os.pathsep + known}
