@@ -147,7 +147,7 @@ def test_files_that_are_no_input_are_refused_before_anything_is_started(files: t
 
 
 def test_workers_find_the_library_that_runs_them() -> None:
-    first = supervisor._environment()["PYTHONPATH"].split(os.pathsep)[0]
+    first = supervisor.environment()["PYTHONPATH"].split(os.pathsep)[0]
     assert (Path(first) / "interlock" / "demo" / "worker.py").exists()
 
 
