@@ -14,7 +14,7 @@ BENCH_STAMP := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check pytest soak format bench clean
+.PHONY: help demo test check pytest defects soak format bench clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ check: $(TEST_STAMP) ## Lint, format, types
 
 pytest: $(TEST_STAMP) ## The tests alone (ARGS="-k sqlite")
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+defects: $(TEST_STAMP) ## Put defects into the library on purpose, and show which test catches each (a few minutes)
+	PYTHONPATH=tests $(BIN)/python -m defects.run --write docs/defects.md $(ARGS)
 
 soak: $(TEST_STAMP) ## The tests whose findings depend on chance, at length (ARGS="-k kill")
 	INTERLOCK_SOAK=1 $(BIN)/python -m pytest -m soak -n auto --dist worksteal --timeout 1800 $(ARGS)

@@ -1,0 +1,545 @@
+"""Defects that were put into the library on purpose, each with the tests that have to catch it.
+
+A test that cannot fail proves nothing. Each entry changes a few words of a module in the way in which somebody might
+have got it wrong; `run` shows that the tests named there then fail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SIMULATION = "tests/testing/test_simulation.py"
+MEMORY = "tests/conformance/test_memory.py"
+SQLITE = "tests/conformance/test_sqlite.py"
+
+
+@dataclass(frozen=True)
+class Defect:
+    """``changes``: pairs of what the module says and what it says instead. ``tests``: arguments of pytest."""
+
+    name: str
+    module: str
+    changes: tuple[tuple[str, str], ...]
+    tests: tuple[str, ...]
+
+
+def _simulated(*workloads: str) -> tuple[str, ...]:
+    return (
+        SIMULATION,
+        "-k",
+        " or ".join(f"test_no_order_of_calls_breaks_what_is_promised[{name}]" for name in workloads),
+    )
+
+
+def _keyed() -> tuple[str, ...]:
+    return (SIMULATION, "-k", "test_keyed_runs_are_done_once")
+
+
+CORE = (
+    Defect(
+        "reads are not validated",
+        "interlock.core.isolation",
+        (("out = {key: expectation(entry) for key, entry in reads.items()}", "out = {}"),),
+        (MEMORY, "-k", "test_anomalies"),
+    ),
+    Defect(
+        "absent keys are not validated",
+        "interlock.core.isolation",
+        (
+            (
+                "out = {key: expectation(entry) for key, entry in reads.items()}",
+                "out = {key: expectation(entry) for key, entry in reads.items() if entry is not None}",
+            ),
+        ),
+        (MEMORY, "-k", "test_anomalies and absent"),
+    ),
+    Defect(
+        "ranges are not validated",
+        "interlock.core.isolation",
+        (
+            (
+                "    if mode >= SERIALIZABLE:\n        wanted.update(spans)",
+                "    if False:\n        wanted.update(spans)",
+            ),
+        ),
+        _simulated("predicate", "slots"),
+    ),
+    Defect(
+        "optimistic validates ranges",
+        "interlock.core.isolation",
+        (("    if mode >= SERIALIZABLE:\n        wanted.update(spans)", "    if True:\n        wanted.update(spans)"),),
+        (MEMORY, "-k", "test_anomalies and phantom and optimistic"),
+    ),
+    Defect(
+        "snapshot mode does not validate what it writes blindly",
+        "interlock.core.isolation",
+        (("    if mode in (SNAPSHOT, OPTIMISTIC):", "    if mode == OPTIMISTIC:"),),
+        (MEMORY, "-k", "snapshot"),
+    ),
+    Defect(
+        "only the first of overlapping ranges is kept",
+        "interlock.core.isolation",
+        (("out[-1] = Span(out[-1].start, span.stop)", "pass"),),
+        ("tests/core/test_pure.py",),
+    ),
+    Defect(
+        "a snapshot is extended without validation",
+        "interlock.core.extension",
+        (("expected = txn.expectations({})", "expected = {}"),),
+        _simulated("opacity", "bank"),
+    ),
+    Defect(
+        "ranges are left out when a snapshot is extended",
+        "interlock.core.extension",
+        (("spans = modes.validated_spans(modes.SERIALIZABLE, txn.spans or (), ())", "spans = ()"),),
+        (MEMORY, "-k", "test_anomalies and optimistic"),
+    ),
+    Defect(
+        "the result of another operation is replayed",
+        "interlock.core.idempotency",
+        (("    if stored != wanted:", "    if False:"),),
+        ("tests/cases/test_idempotency.py",),
+    ),
+    Defect(
+        "an idempotency key forgets its operation",
+        "interlock.core.idempotency",
+        (('b"%d:" % len(name) + name', 'b""'),),
+        ("tests/cases/test_idempotency.py", MEMORY, "-k", "operation or scope or name"),
+    ),
+    Defect(
+        "an expired idempotency record counts",
+        "interlock.core.idempotency",
+        ((" or (entry.expires_at is not None and entry.expires_at <= at)", ""),),
+        (MEMORY, "-k", "test_a_key_ends_with_its_time"),
+    ),
+    Defect(
+        "a lost reply is taken for a failure",
+        "interlock.core.running",
+        (
+            (
+                "                except CommitUnknownError as unknown:\n                    await self.settle(txn, unknown)\n",
+                '                except CommitUnknownError as unknown:\n                    raise ConflictError("lost") from unknown\n',
+            ),
+        ),
+        ("tests/cases/test_unknown_outcome.py", MEMORY, "-k", "lost or reply or settle or unknown"),
+    ),
+    Defect(
+        "a lost reply is taken for success",
+        "interlock.core.running",
+        (
+            (
+                "                except CommitUnknownError as unknown:\n                    await self.settle(txn, unknown)\n",
+                "                except CommitUnknownError:\n                    pass\n",
+            ),
+        ),
+        _keyed(),
+    ),
+)
+
+ENGINE = (
+    Defect(
+        "the memory engine compares values, not versions",
+        "interlock.backends.memory.judging",
+        (
+            (
+                "return entry is not None and entry.value is not None and entry.version == expected",
+                "return entry is not None and entry.value is not None",
+            ),
+        ),
+        (MEMORY, "-k", "test_anomalies"),
+    ),
+    Defect(
+        "a tombstone is a value",
+        "interlock.backends.memory.judging",
+        (("return entry is None or entry.value is None", "return entry is None"),),
+        (MEMORY, "-k", "guards or absent or tombstone or deleted"),
+    ),
+    Defect(
+        "only the first clash is judged",
+        "interlock.backends.memory.judging",
+        (
+            (
+                "    if clashes:\n        raise CommitRefused(tuple(clashes))",
+                "    if len(clashes) > 1:\n        raise CommitRefused(tuple(clashes))",
+            ),
+        ),
+        (MEMORY, "-k", "test_anomalies"),
+    ),
+    Defect(
+        "a commit delivered twice is applied twice",
+        "interlock.backends.memory.plain",
+        (("if transaction in state.records or transaction in state.fences or", "if transaction in state.fences or"),),
+        (MEMORY, "-k", "test_the_same_blind_transaction_commits_once"),
+    ),
+    Defect(
+        "a fence does not hold",
+        "interlock.backends.memory.plain",
+        (("transaction in state.records or transaction in state.fences or", "transaction in state.records or"),),
+        (MEMORY, "-k", "fence or outcome"),
+    ),
+    Defect(
+        "superseded versions are not kept",
+        "interlock.backends.memory.plain",
+        (("                chain.append(old)", "                pass"),),
+        _simulated("opacity", "bank", "list-append"),
+    ),
+    Defect(
+        "guards are not judged",
+        "interlock.backends.memory.plain",
+        (("    for key, expected in request.guards.items():", "    for key, expected in ():"),),
+        (MEMORY, "-k", "idempot or floor or rules or guards"),
+    ),
+    Defect(
+        "versions are given out twice",
+        "interlock.backends.memory.plain",
+        (("version = (position, transaction & NONCE_MASK)", "version = (position // 2, 0)"),),
+        (MEMORY, "-k", "test_anomalies or version or machine"),
+    ),
+    Defect(
+        "clears come after writes",
+        "interlock.backends.memory.performing",
+        (
+            (
+                "        for key in state.order.walk(span):",
+                "        for key in state.order.walk(span) if not state.order.fresh else ():",
+            ),
+        ),
+        (MEMORY, "-k", "clear"),
+    ),
+    Defect(
+        "a merge that changes nothing is a change",
+        "interlock.backends.memory.performing",
+        (("    if after == before:\n        return None, Merged(False, before)\n", ""),),
+        (MEMORY, "-k", "merging or merge"),
+    ),
+    Defect(
+        "a floor is not kept",
+        "interlock.merges",
+        (("if low is not None and amount < 0 and total < int(low[1:]):", "if False:"),),
+        (MEMORY, "-k", "floor or bound or escrow"),
+    ),
+    Defect(
+        "a floor refuses steps away from it",
+        "interlock.merges",
+        (
+            (
+                "if low is not None and amount < 0 and total < int(low[1:]):",
+                "if low is not None and total < int(low[1:]):",
+            ),
+        ),
+        (MEMORY, "tests/core", "-k", "floor or bound or merge"),
+    ),
+)
+
+RULES = (
+    Defect(
+        "an invariant is not asked",
+        "interlock.core.commit",
+        (
+            (
+                "        if not answer:\n            raise InvariantError(",
+                "        if False:\n            raise InvariantError(",
+            ),
+        ),
+        (MEMORY, "-k", "invariant"),
+    ),
+    Defect(
+        "an isolation floor binds nobody",
+        "interlock.core.rules",
+        (("        if mode < self.floor:", "        if False:"),),
+        (MEMORY, "-k", "floor"),
+    ),
+    Defect(
+        "who does not know an invariant may write",
+        "interlock.core.rules",
+        (("        if foreign:", "        if False:"),),
+        (MEMORY, "-k", "invariant"),
+    ),
+    Defect(
+        "errors of the function are tried again",
+        "interlock.core.retrying",
+        (("        if cause is None:\n            raise error\n", "        if cause is None:\n            return\n"),),
+        (MEMORY, "-k", "retrying or retry or error"),
+    ),
+    Defect(
+        "there is no limit on attempts",
+        "interlock.core.retrying",
+        (("if self.attempt >= self.policy.max_attempts or seconds", "if seconds"),),
+        (MEMORY, "-k", "attempts"),
+    ),
+    Defect(
+        "a hot key's gate is not passed on",
+        "interlock.gates",
+        (("        gate.holder, waiter = gate.queue.popleft()", "        gate.holder, waiter = gate.queue[0]"),),
+        (*_keyed(), "tests/core"),
+    ),
+    Defect(
+        "a savepoint keeps what was written",
+        "interlock.core.writing",
+        (("        txn.writes = dict(self._writes)", "        pass"),),
+        (MEMORY, "-k", "savepoint or nest"),
+    ),
+    Defect(
+        "a savepoint keeps the guards of a layer",
+        "interlock.core.writing",
+        (("        txn.guards = self._guards", "        pass"),),
+        ("tests/layers/test_ledger.py", "tests/layers/test_leases.py", "-k", "savepoint or memory"),
+    ),
+)
+
+LEASES = ("tests/layers/test_leases.py",)
+
+HOLDING = (
+    Defect(
+        "a fence is not part of the commit",
+        "interlock.core.carrying",
+        (("txn.guards = {**(txn.guards or {}), **held.guards()}", "txn.guards = {**(txn.guards or {})}"),),
+        LEASES,
+    ),
+    Defect(
+        "a takeover does not expect the pulse that was seen",
+        "interlock.layers.tenures",
+        (("        expected[key] = entry.version if entry is not None and live else ABSENT\n", ""),),
+        LEASES,
+    ),
+    Defect(
+        "a renewal does not expect the tenure",
+        "interlock.layers.tenures",
+        (
+            (
+                "{self.key: self.version, self.pulse_key: self.pulse or ABSENT},\n                    alive",
+                "{self.pulse_key: self.pulse or ABSENT},\n                    alive",
+            ),
+        ),
+        LEASES,
+    ),
+    Defect(
+        "an owner is taken over at once",
+        "interlock.layers.tenures",
+        (("        left = since + ttl_seconds - now\n", "        left = 0.0\n"),),
+        LEASES,
+    ),
+    Defect(
+        "an owner is never taken over",
+        "interlock.layers.tenures",
+        (
+            ("        return max(0.0, left)", "        return max(1.0, left)"),
+            ("        if tells_time(backend) and is_expired(pulse, at):\n            return 0.0\n", ""),
+        ),
+        LEASES,
+    ),
+    Defect(
+        "strict leases do not look at the time",
+        "interlock.layers.tenures",
+        (("Guard(self.pulse or ABSENT, alive=True,", "Guard(self.pulse or ABSENT, alive=False,"),),
+        LEASES,
+    ),
+    Defect(
+        "the end of a lease says nothing of its loss",
+        "interlock.layers.holdings",
+        (("            return\n        raise tenure.loss", "            return"),),
+        LEASES,
+    ),
+    Defect(
+        "nothing is renewed",
+        "interlock.layers.keeper",
+        (("                await tenure.renew(ledger)", "                pass"),),
+        LEASES,
+    ),
+)
+
+EFFECTS = ("tests/layers/test_effects.py", "tests/layers/test_effects_pure.py", "tests/layers/test_effects_cancelled.py",
+           "tests/layers/test_effects_outbox.py")  # fmt: skip
+
+ACTS = (
+    Defect(
+        "a claim that has ended is free",
+        "interlock.layers.effects.executing",
+        (
+            (
+                "return Step.REVOKE if stored.claim_ends_at <= at else Step.WAIT",
+                "return Step.EXECUTE if stored.claim_ends_at <= at else Step.WAIT",
+            ),
+        ),
+        EFFECTS,
+    ),
+    Defect(
+        "what is unknown is done again",
+        "interlock.layers.effects.executing",
+        (("return Step.EXECUTE if stored.status is FAILED else Step.REFUSE", "return Step.EXECUTE"),),
+        EFFECTS,
+    ),
+    Defect(
+        "a used key takes another payload",
+        "interlock.layers.effects.executing",
+        (("            if stored is not None and stored.fingerprint != self.fingerprint:", "            if False:"),),
+        EFFECTS,
+    ),
+    Defect(
+        "an interrupted act counts as failed",
+        "interlock.layers.effects.executing",
+        (("status = UNKNOWN if is_unanswered(error, handled) else FAILED", "status = FAILED"),),
+        EFFECTS,
+    ),
+    Defect(
+        "the end of an act does not expect its claim",
+        "interlock.layers.effects.journal",
+        (
+            (
+                "done = await self.commit(writes, {claim.key: version}, token, durable=durable)",
+                "done = await self.commit(writes, {}, token, durable=durable)",
+            ),
+        ),
+        EFFECTS,
+    ),
+    Defect(
+        "an outbox is dispatched in the order of names",
+        "interlock.layers.effects.dispatching",
+        (
+            (
+                "if record.value is not None), key=_order)",
+                "if record.value is not None), key=lambda record: record.key)",
+            ),
+        ),
+        EFFECTS,
+    ),
+    Defect(
+        "a failed handler is called again at once",
+        "interlock.layers.effects.dispatching",
+        (("            elif stored.due_at > at:", "            elif False:"),),
+        EFFECTS,
+    ),
+)
+
+SAGAS = ("tests/saga/test_saga_trials.py", "tests/saga/test_saga_model.py", "tests/cases/test_saga.py")
+DURABLE = ("tests/saga/test_saga_durable.py", "tests/saga/test_saga_kills.py")
+
+UNDOING = (
+    Defect(
+        "undos run in the order of the steps",
+        "interlock.saga.compensation",
+        (
+            (
+                "        for record in reversed(frame.all_records()):\n            await _undo_one(frame, record, error)\n        return True",
+                "        for record in frame.all_records():\n            await _undo_one(frame, record, error)\n        return True",
+            ),
+        ),
+        SAGAS,
+    ),
+    Defect(
+        "an undo that fails ends the rollback",
+        "interlock.saga.compensation",
+        (("    record.state, record.undo_error = State.UNDO_FAILED, failure\n", "    raise failure\n"),),
+        SAGAS,
+    ),
+    Defect(
+        "the state is not restored",
+        "interlock.saga.compensation",
+        (("        _restore(frame, error)\n", ""),),
+        SAGAS,
+    ),
+    Defect(
+        "the latest snapshot is restored last",
+        "interlock.saga.compensation",
+        (("key=lambda pair: -pair[0])", "key=lambda pair: pair[0])"),),
+        SAGAS,
+    ),
+    Defect(
+        "an undo's coroutine is dropped",
+        "interlock.saga.compensation",
+        (
+            (
+                '        if hasattr(type(value), "__await__"):\n            await frame.world.settle(value, f"the undo',
+                '        if False:\n            await frame.world.settle(value, f"the undo',
+            ),
+        ),
+        SAGAS,
+    ),
+    Defect(
+        "a failed undo replaces a cancellation",
+        "interlock.saga.compensation",
+        (("    if not isinstance(error, Exception):\n        if failed", "    if False:\n        if failed"),),
+        SAGAS,
+    ),
+    Defect(
+        "an interrupted step counts as not done",
+        "interlock.saga.frames",
+        (("State.UNKNOWN if record.called and may_have_happened(error) else State.FAILED", "State.FAILED"),),
+        SAGAS,
+    ),
+    Defect(
+        "an undo shares the key of its step",
+        "interlock.saga.compensation",
+        (('"idempotency_key": f"{key}:undo"', '"idempotency_key": key'),),
+        SAGAS,
+    ),
+    Defect(
+        "the journal is written after the act",
+        "interlock.saga.recording",
+        (
+            (
+                '        await self.journal.write_step(place, {**facts, "status": "begun", "order": record.position})\n        return False',
+                '        self.journal.steps[place] = {**facts, "status": "begun", "order": record.position}\n        return False',
+            ),
+        ),
+        DURABLE,
+    ),
+    Defect(
+        "the journal does not expect the lease",
+        "interlock.saga.journal",
+        (("        expected = {**expected, **self.fence.expectations()}\n", ""),),
+        DURABLE,
+    ),
+    Defect(
+        "a replayed step may have other arguments",
+        "interlock.saga.recording",
+        (('if recorded.get("print") != facts["print"]:', "if False:"),),
+        DURABLE,
+    ),
+    Defect(
+        "a done step is called again",
+        "interlock.saga.recording",
+        (
+            (
+                '        if status == "done":\n            record.result = load_result(record.fn, record.undo,',
+                '        if status == "never":\n            record.result = load_result(record.fn, record.undo,',
+            ),
+        ),
+        DURABLE,
+    ),
+)
+
+LOCKS = ("tests/layers/test_locks.py",)
+
+LOCKING = (
+    Defect(
+        "a deadlock has no victim",
+        "interlock.layers.rings",
+        (("    if not seats:\n        return False\n", "    if seats or not seats:\n        return False\n"),),
+        LOCKS,
+    ),
+    Defect(
+        "the oldest gives way",
+        "interlock.layers.rings",
+        (("youngest = max(seats,", "youngest = min(seats,"),),
+        LOCKS,
+    ),
+    Defect(
+        "writers of other modes wait for nobody",
+        "interlock.core.locking",
+        (
+            (
+                "return ABSENT if locking is None else await locking.give_way(txn, space, written(txn, space))",
+                "return None",
+            ),
+        ),
+        LOCKS,
+    ),
+)
+
+DEFECTS: tuple[Defect, ...] = (*CORE, *ENGINE, *RULES, *HOLDING, *ACTS, *LOCKING, *UNDOING)
+
+HARMLESS = Defect("nothing", "interlock.core.isolation", (("NONE, SNAPSHOT, ", "NONE,  SNAPSHOT, "),), CORE[0].tests)
+"""Changes nothing, so that no test may fail under it: the control of the whole procedure."""
+
+NAMED = {each.name: each for each in (*DEFECTS, HARMLESS)}
