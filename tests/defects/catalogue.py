@@ -258,20 +258,30 @@ RULES = (
     Defect(
         "errors of the function are tried again",
         "interlock.core.retrying",
-        (("        if cause is None:\n            raise error\n", "        if cause is None:\n            return\n"),),
-        (MEMORY, "-k", "retrying or retry or error"),
+        (
+            (
+                "        if cause is None:\n            raise error\n",
+                "        if cause is None:\n            if self.attempt > 1:\n                raise error\n            return\n",
+            ),
+        ),
+        (MEMORY, "-k", "test_attempts or retrying or run"),
     ),
     Defect(
-        "there is no limit on attempts",
+        "there is one attempt too many",
         "interlock.core.retrying",
-        (("if self.attempt >= self.policy.max_attempts or seconds", "if seconds"),),
-        (MEMORY, "-k", "attempts"),
+        (
+            (
+                "if self.attempt >= self.policy.max_attempts or seconds",
+                "if self.attempt > self.policy.max_attempts or seconds",
+            ),
+        ),
+        (MEMORY, "tests/cases/test_retry.py", "-k", "memory and (attempts or gives_up or exhausted or limit or R0)"),
     ),
     Defect(
-        "a hot key's gate is not passed on",
+        "a hot key's gate is passed on to the last who came",
         "interlock.gates",
-        (("        gate.holder, waiter = gate.queue.popleft()", "        gate.holder, waiter = gate.queue[0]"),),
-        (*_keyed(), "tests/core"),
+        (("gate.holder, waiter = gate.queue.popleft()", "gate.holder, waiter = gate.queue.pop()"),),
+        ("tests/core/test_gates.py",),
     ),
     Defect(
         "a savepoint keeps what was written",
@@ -303,12 +313,12 @@ HOLDING = (
         LEASES,
     ),
     Defect(
-        "a renewal does not expect the tenure",
+        "a renewal expects nothing",
         "interlock.layers.tenures",
         (
             (
                 "{self.key: self.version, self.pulse_key: self.pulse or ABSENT},\n                    alive",
-                "{self.pulse_key: self.pulse or ABSENT},\n                    alive",
+                "{},\n                    alive",
             ),
         ),
         LEASES,
@@ -344,7 +354,7 @@ HOLDING = (
         "nothing is renewed",
         "interlock.layers.keeper",
         (("                await tenure.renew(ledger)", "                pass"),),
-        LEASES,
+        (*LEASES, "-k", "test_strict_goes_on_over_renewals or lost or taken"),
     ),
 )
 

@@ -40,7 +40,7 @@ def try_defect(defect: Defect) -> Caught:
     path = os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
     command = [
         sys.executable, "-m", "pytest", "-p", "defects.patching", "-p", "no:cacheprovider", "-x", "-q", "-n", "0",
-        "--no-header", "--tb=line", *defect.tests,
+        "--no-header", "--tb=line", "--timeout", "30", "--timeout-method", "signal", *defect.tests,
     ]  # fmt: skip
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path, "INTERLOCK_DEFECT": defect.name},

@@ -174,6 +174,18 @@ def test_a_coordinator_that_was_taken_over_does_nothing_more(store: Any, url: st
     assert not scope.report.clean
 
 
+def test_a_coordinator_that_was_taken_over_before_its_first_step_takes_none(store: Any, url: str) -> None:
+    """Nothing that it has written itself has changed: only the lease tells it."""
+    saga = store.saga("order", id="o1")
+    with pytest.raises(SagaClosedError, match="taken over"), saga as scope:
+        interlock.stepping.step(saga._fence._holding.give_back(None))
+        saga._fence._holding.ended = False  # it does not know
+        with interlock.sync.open(url, agent="rival") as rival:
+            rival.recover(older_than_seconds=0)
+        scope.step(reserve, "sku", 2, undo=release)
+    assert taken() == []
+
+
 def test_a_failed_undo_is_a_dead_letter_until_it_succeeds(store: Any, url: str) -> None:
     BROKEN.add("refund")
     with pytest.raises(CompensationError) as caught:

@@ -442,6 +442,21 @@ def test_h_a_nested_saga_is_undone_with_its_parent(ledger: Ledger) -> None:
     assert inner_state == {"n": 1}
 
 
+def test_h_the_earliest_state_of_what_both_have_wins(ledger: Ledger) -> None:
+    """The nested saga's state is a part of the outer one's, and has changed before it began."""
+    inner_state = {"n": 1}
+    state = {"inner": inner_state}
+    with pytest.raises(Boom), Saga(state) as outer:
+        inner_state["n"] = 2
+        with Saga(inner_state) as inner:
+            inner.step(ledger.act, "two", undo=ledger.undo)
+            inner_state["n"] = 3
+        outer.step(ledger.act, "three", undo=ledger.undo)
+        raise Boom
+    assert state == {"inner": {"n": 1}}
+    assert state["inner"] is inner_state
+
+
 async def test_h_an_inner_failure_is_a_savepoint(ledger: Ledger) -> None:
     async with Saga() as outer:
         await outer.step(ledger.act_async, "one", undo=ledger.undo_async)
