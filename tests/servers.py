@@ -32,11 +32,11 @@ _PATIENCE_SECONDS: Final = 30.0
 _ROOM_BYTES: Final = 2 << 30
 
 
-def missing(what: str) -> None:
-    """Skip the test for want of a server, or fail it where one has to be there."""
+def missing(what: str, looked: str = "no environment variable, no pip package, none on this system") -> None:
+    """Skip the test for want of a server or program, or fail it where one has to be there."""
     import pytest  # not above: benchmarks start servers, too
 
-    reason = f"no {what} server: no environment variable, no pip package, none on this system"
+    reason = f"no {what}: {looked}"
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)

@@ -28,7 +28,7 @@ from interlock.backends.postgresql import PostgreSQLBackend
 from interlock.backends.postgresql.statements import statements
 from interlock.errors import SnapshotTooOldError, UsageError
 from interlock.testing.conformance.world import Subject, key, put, step
-from servers import free_port
+from servers import free_port, missing
 
 PGBOUNCER = "INTERLOCK_TEST_PGBOUNCER"
 PATIENCE_SECONDS = 20.0
@@ -47,7 +47,8 @@ def pooled_url(postgresql_url: str) -> Iterator[str]:
     """The same database through pgbouncer, with fewer sessions of the server than clients."""
     program = os.environ.get(PGBOUNCER) or shutil.which("pgbouncer")
     if program is None:
-        pytest.skip(f"no pgbouncer: none on the path, and {PGBOUNCER} names none")
+        missing("pgbouncer", f"none on the path, and {PGBOUNCER} names none")
+    assert program is not None
     server = urlsplit(postgresql_url)
     port = free_port()
     directory = Path(tempfile.mkdtemp(prefix="interlock-pgbouncer-", dir="/tmp"))

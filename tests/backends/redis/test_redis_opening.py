@@ -32,6 +32,7 @@ from interlock.errors import (
 from interlock.model import Settled
 from interlock.testing.conformance.world import Subject, key, put, step
 from redis_servers import RedisServer, redis_sentinel, redis_server
+from servers import missing
 
 _OPEN = """
 import sys
@@ -426,8 +427,9 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     writer.close()
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
 def test_tls_is_what_redis_py_makes_of_the_url(server: RedisServer, tmp_path: Path, suspends: bool) -> None:
+    if shutil.which("openssl") is None:
+        missing("openssl", "it makes the certificate, and is not on the path")
     certificate, private = tmp_path / "certificate.pem", tmp_path / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost",

@@ -34,7 +34,7 @@ from interlock.testing.histories import records
 from interlock.testing.histories.findings import Findings
 from interlock.testing.histories.graph import MODELS
 from interlock.testing.histories.records import History, Recorder
-from interlock.testing.histories.worker import Part, work
+from interlock.testing.histories.worker import READY, Part, work
 from interlock.testing.histories.workloads import WORKLOADS, Workload, final_read
 
 FaultKind = Literal["kill", "stop"]
@@ -146,23 +146,40 @@ class _Processes:
             s.threads, self.stride, s.seed, self.until, s.think_seconds, s.options,
         )  # fmt: skip
 
-    def start(self, place: int) -> subprocess.Popen[bytes]:
+    def start(self) -> subprocess.Popen[bytes]:
+        """A process that comes up, and then waits to be told its part."""
         here = str(Path(interlock.__file__).absolute().parents[1])
         path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", "interlock.testing.histories.worker"],
-            stdin=subprocess.PIPE, stderr=self._complaints, env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._complaints,
+            env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
+
+    def begin(self, process: subprocess.Popen[bytes], place: int) -> None:
+        """Give a process that has come up its part."""
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(self.part(place)) + b"\n")
         process.stdin.close()
-        return process
+
+    def await_ready(self, process: subprocess.Popen[bytes]) -> None:
+        """Raises `RuntimeError` if the process ends instead of coming up."""
+        assert process.stdout is not None
+        with process.stdout:
+            if process.stdout.readline() != READY:
+                raise RuntimeError(f"a worker did not come up: {self._said()}")
 
     def run(self, on_progress: Callable[[float], None]) -> None:
         s = self.settings
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 -- closed below
         try:
-            self._running = [self.start(place) for place in range(s.processes)]
+            for _ in range(s.processes):
+                self._running.append(self.start())
+            for process in self._running:
+                self.await_ready(process)
+            self.until = time.monotonic() + s.seconds  # the time to come up is not the run's
+            for place, process in enumerate(self._running):
+                self.begin(process, place)
             next_fault, number = time.monotonic() + s.fault_seconds, 0
             while (now := time.monotonic()) < self.until:
                 on_progress(self.until - now)
@@ -179,6 +196,8 @@ class _Processes:
                 if process.poll() is None:
                     process.kill()
                     process.wait()
+                if process.stdout is not None:
+                    process.stdout.close()
             self._complaints.close()
 
     def _fire(self, fault: FaultKind, place: int) -> None:
@@ -188,7 +207,9 @@ class _Processes:
         if fault == "kill":
             process.send_signal(signal.SIGKILL)
             process.wait()
-            self._running[place] = self.start(place)
+            self._running[place] = self.start()
+            self.await_ready(self._running[place])
+            self.begin(self._running[place], place)
         else:
             process.send_signal(signal.SIGSTOP)
             time.sleep(0.2 + self._random.random() * 0.3)

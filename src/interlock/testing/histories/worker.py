@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -21,6 +21,8 @@ from interlock.core.isolation import Isolation
 from interlock.errors import UsageError
 from interlock.testing.histories.records import Recorder, Recording, ending_of
 from interlock.testing.histories.workloads import WORKLOADS, Agent, Workload
+
+READY: Final = b"ready\n"
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -122,7 +124,9 @@ def _written(steps: list[list[Any]]) -> list[list[Any]]:
 
 
 def main() -> None:
-    """The process."""
+    """The process: it says that it has come up, and is then told its part."""
+    sys.stdout.buffer.write(READY)
+    sys.stdout.buffer.flush()
     work(msgspec.json.decode(sys.stdin.buffer.readline(), type=Part))
 
 
