@@ -95,7 +95,7 @@ class DurableSaga(Generic[S]):
         journal = self._journal
         facts = {"on_crash": self._on_crash}
         if not await journal.load():
-            await journal.open_run(facts)
+            journal.open_run(facts)
             return Recorder(journal)
         status = journal.head["status"]
         if status == records.RUNNING and self._on_crash == "resume":
@@ -110,7 +110,7 @@ class DurableSaga(Generic[S]):
                 )
         if status == records.COMMITTED:
             return Recorder(journal, settled=True)
-        await journal.open_run(facts)
+        journal.open_run(facts)
         return Recorder(journal)
 
     async def _close(self) -> None:

@@ -35,7 +35,7 @@ from typing import Any, Final, Protocol
 from interlock.core.engine import Engine
 from interlock.errors import SnapshotTooOldError
 from interlock.layers.ledger import Kind, Ledger, Record
-from interlock.model import ABSENT, CommitRefused, Delete, Expectation, Key, Token, Version, Write
+from interlock.model import ABSENT, CommitRefused, Delete, Expectation, Key, Put, Token, Version, Write
 from interlock.saga.errors import SagaClosedError
 
 SAGAS: Final = Kind("saga")
@@ -82,6 +82,13 @@ class Journal:
         self.head: dict[str, Any] = {}
         self.steps: dict[Place, dict[str, Any]] = {}
         self.next_run = 1
+        self._at = 0.0
+        """The engine's time when the journal was read."""
+        self._unwritten = False
+        """Whether this run has begun without a record so far."""
+        self._keys: dict[Place, Key] = {}
+        self._puts: dict[Place, Put] = {}
+        """The steps as they were last encoded."""
         self._versions: dict[Key, Expectation] = {}
         self._unsynced: set[Key] = set()
         self._token: Token | None = None
@@ -99,7 +106,10 @@ class Journal:
 
     def step_key(self, place: Place) -> Key:
         """Where a step of this run lies."""
-        return STEPS.key(self.name, self.saga_id, self.run, place)
+        key = self._keys.get(place)
+        if key is None:
+            key = self._keys[place] = STEPS.key(self.name, self.saga_id, self.run, place)
+        return key
 
     def letter_id(self, place: Place) -> str:
         """The name of a step's dead letter."""
@@ -110,6 +120,7 @@ class Journal:
         """Read the saga and the steps of its last run; whether there is one."""
         found = await self.ledger.read(SAGAS, [self.head_key])
         head = found.records[0]
+        self._token, self._at = found.token, found.at or 0.0
         self._versions[self.head_key] = ABSENT if head.version is None else head.version
         if head.value is None:
             return False
@@ -117,7 +128,7 @@ class Journal:
         if head.expired:
             return False
         self.head = dict(head.value)
-        self.steps.clear()
+        self._forget_steps()
         after: tuple[Any, ...] | None = None
         while True:
             page = await self.ledger.scan(STEPS, (self.name, self.saga_id, self.run), after=after)
@@ -127,6 +138,12 @@ class Journal:
                 return True
             after = STEPS.parts(page.records[-1].key)
 
+    def _forget_steps(self) -> None:
+        """Another run: its steps have other keys."""
+        self.steps.clear()
+        self._keys.clear()
+        self._puts.clear()
+
     def _learn(self, record: Record) -> None:
         if record.value is not None and record.version is not None:
             place = STEPS.parts(record.key)[-1]
@@ -134,13 +151,20 @@ class Journal:
             self._versions[record.key] = record.version
 
     # -- writing -------------------------------------------------------------------------------------------------------
-    async def open_run(self, facts: Mapping[str, Any]) -> None:
-        """Begin the next run. Its steps have keys of their own."""
+    def open_run(self, facts: Mapping[str, Any]) -> None:
+        """Begin the next run. Its steps have keys of their own.
+
+        Nothing is written yet: until the first step begins there is nothing to undo, and the commit that begins it
+        brings the saga's own record with it."""
         number = self.next_run
-        self.steps.clear()
-        at = await self.engine.backend.now()
-        self.head = {**facts, "status": RUNNING, "run": number, "agent": self.agent, "at": at}
-        await self._write({self.head_key: SAGAS.put(self.head)})
+        self._forget_steps()
+        self.head = {**facts, "status": RUNNING, "run": number, "agent": self.agent, "at": self._at}
+        self._unwritten = True
+
+    async def write_head(self) -> None:
+        """Write the saga's own record, if this run has none."""
+        if self._unwritten:
+            await self._write({})
 
     async def set_status(self, status: str, extra: Mapping[Key, Write] | None = None) -> None:
         """Move the saga on, with other records in the same commit."""
@@ -148,7 +172,8 @@ class Journal:
         kept = self.engine.idempotency_ttl_seconds if status in ENDED else None
         writes: dict[Key, Write] = {self.head_key: SAGAS.put(head, ttl_seconds=kept), **(extra or {})}
         if kept is not None and len(self.steps) <= EXPIRING_STEPS:
-            writes |= {self.step_key(place): STEPS.put(step, ttl_seconds=kept) for place, step in self.steps.items()}
+            for place in self.steps:
+                writes[self.step_key(place)] = Put(self._put(place).value, kept)
         await self._write(writes)
         self.head = head
 
@@ -162,7 +187,8 @@ class Journal:
     ) -> None:
         """Write a step's record anew, and its dead letter with it."""
         value = {**self.steps.get(place, {}), **changes}
-        writes: dict[Key, Write] = {self.step_key(place): STEPS.put(value)}
+        put = _encoded(value)
+        writes: dict[Key, Write] = {self.step_key(place): put}
         if letter is not None:
             key = LETTERS.key(self.letter_id(place))
             self._versions.setdefault(key, ABSENT)
@@ -170,19 +196,25 @@ class Journal:
                 "name": self.name, "id": self.saga_id, "run": self.run, "place": place, **letter,
             })  # fmt: skip
         await self._write(writes, durable=durable)
-        self.steps[place] = value
+        self.steps[place], self._puts[place] = value, put
+
+    def _put(self, place: Place) -> Put:
+        """The write of a step as it is known here."""
+        put = self._puts.get(place)
+        return _encoded(self.steps[place]) if put is None else put
 
     async def drop_letter(self, place: Place, changes: Mapping[str, Any]) -> None:
         """Write a step's record anew and take its dead letter away."""
         value = {**self.steps.get(place, {}), **changes}
         key = LETTERS.key(self.letter_id(place))
         await self._know(key)
-        writes: dict[Key, Write] = {self.step_key(place): STEPS.put(value)}
+        put = _encoded(value)
+        writes: dict[Key, Write] = {self.step_key(place): put}
         stood = self._versions[key] is not ABSENT
         if stood:
             writes[key] = Delete()
         await self._write(writes, durable=stood)
-        self.steps[place] = value
+        self.steps[place], self._puts[place] = value, put
 
     async def _know(self, key: Key) -> None:
         if key not in self._versions:
@@ -195,6 +227,9 @@ class Journal:
         await self._know(LETTERS.key(self.letter_id(place)))
 
     async def _write(self, writes: Mapping[Key, Write], *, durable: bool = True) -> None:
+        if self._unwritten:
+            durable = True
+            writes = {self.head_key: SAGAS.put(self.head), **writes}
         expected = {key: self._versions.get(key, ABSENT) for key in writes}
         if durable:
             expected = {**self._volatile(), **expected}
@@ -207,6 +242,7 @@ class Journal:
                 "more is done here"
             ) from refused
         self._token = done.token
+        self._unwritten = False
         for key, write in writes.items():
             if type(write) is Delete:
                 self._versions[key] = ABSENT
@@ -237,6 +273,7 @@ class Journal:
     # -- as a part of somebody else's commit ---------------------------------------------------------------------------
     def carried(self, place: Place, changes: Mapping[str, Any]) -> tuple[dict[Key, Write], dict[Key, Expectation]]:
         """A step's record for the commit of a session of the same store, and what that commit has to expect."""
+        assert not self._unwritten, "the saga's own record comes first: write_head"
         key = self.step_key(place)
         value = {**self.steps.get(place, {}), **changes}
         expected = {**self._volatile(), key: self._versions.get(key, ABSENT), **self.fence.expectations()}
@@ -245,5 +282,12 @@ class Journal:
     def carried_done(self, place: Place, changes: Mapping[str, Any], version: Version | None) -> None:
         """That commit has happened."""
         self.steps[place] = {**self.steps.get(place, {}), **changes}
+        self._puts.pop(place, None)
         if version is not None:
             self._versions[self.step_key(place)] = version
+
+
+def _encoded(step: dict[str, Any]) -> Put:
+    """The write of a step. What `interlock.saga.recorded` and `interlock.saga.recording` put into one is plain; a
+    transaction's inverse need not be."""
+    return STEPS.put(step) if "inverse" in step else STEPS.put_plain(step)

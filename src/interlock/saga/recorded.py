@@ -103,11 +103,11 @@ def facts_of(frame: Frame, record: StepRecord) -> dict[str, Any]:
     if record.undo is None or plan is None:
         return facts
     policy = record.undo_retry
-    bound, hints, own = record.bound, hints_of(record.undo), hints_of(record.fn)
+    bound = record.bound
     wanted = [name for name in (*plan.positional, *plan.keywords) if name in bound and name != "idempotency_key"]
     kept = {}
     for name in wanted:
-        kept[name] = store_value(bound[name], _hint(hints, own, name), what_of(record.undo, name))
+        kept[name] = store_value(bound[name], _hint(record, name), what_of(record.undo, name))
     facts |= {
         "undo": path_of(record.undo_source),
         "plan": [plan.count, list(plan.positional), list(plan.keywords)],
@@ -123,8 +123,14 @@ def facts_of(frame: Frame, record: StepRecord) -> dict[str, Any]:
     return facts
 
 
-def _hint(hints: dict[str, Any], own: dict[str, Any], name: str) -> Callable[[], Any]:
-    return lambda: hints.get(name, own.get(name))
+def _hint(record: StepRecord, name: str) -> Callable[[], Any]:
+    """The declared type of an argument, looked for only when its value is no plain data."""
+
+    def look() -> Any:
+        hints = hints_of(record.undo)
+        return hints[name] if name in hints else hints_of(record.fn).get(name)
+
+    return look
 
 
 def record_from(place: Place, value: dict[str, Any]) -> StepRecord:

@@ -79,7 +79,9 @@ class Recorder:
                 return True
         elif self.settled:
             raise self._mismatch(frame, place, f"{record.label()} is not among the steps of this saga, which committed")
-        if transacting is None or not transacting.carries:
+        if transacting is not None and transacting.carries:
+            await self.journal.write_head()
+        else:
             await self.journal.write_step(place, {**facts, "status": "begun", "order": record.position})
         return False
 
