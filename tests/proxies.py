@@ -1,139 +1,21 @@
-"""What stands between a client and its server in the field, as small servers of 127.0.0.1 that a test drives.
+"""`Pooler`, a small server of 127.0.0.1 that a test drives: a PostgreSQL pooler in transaction mode, as PgBouncer is.
 
-`Relay` passes bytes on, until it is told to fall silent or to cut. `Pooler` is a PostgreSQL pooler in transaction mode,
-as PgBouncer is: a client has a server connection only from the beginning of a transaction to its end, and knows nothing
-of which one it is. What a session keeps on the server (prepared statements, session locks, settings) is therefore
-somewhere else when the client asks for it.
+A client has a server connection only from the beginning of a transaction to its end, and knows nothing of which one it
+is. What a session keeps on the server (prepared statements, session locks, settings) is therefore somewhere else when
+the client asks for it.
 """
 
 from __future__ import annotations
 
-import abc
 import asyncio
-import contextlib
 import struct
-import threading
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Final
 
-_PATIENCE_SECONDS: Final = 30.0
+from interlock.testing.proxies import Proxy, Reader, Writer
+
 _TLS_REQUESTS: Final = (80877103, 80877104)
 _CANCEL: Final = 80877102
 _VERSION: Final = 196608
-
-Reader = asyncio.StreamReader
-Writer = asyncio.StreamWriter
-
-
-class Proxy(abc.ABC):
-    """A server of its own thread and event loop. ``with`` starts and stops it."""
-
-    def __init__(self, url: str) -> None:
-        self._parts = urlsplit(url)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self.url = ""
-
-    def __enter__(self) -> Any:
-        self._thread.start()
-        port = self.call(self._listen())
-        user = f"{self._parts.username}@" if self._parts.username else ""
-        self.url = self._parts._replace(netloc=f"{user}127.0.0.1:{port}").geturl()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.call(self._end())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_PATIENCE_SECONDS)
-        self._loop.close()
-
-    def call(self, coroutine: Any) -> Any:
-        """Run a coroutine on the proxy's loop, and wait for it."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_PATIENCE_SECONDS)
-
-    async def upstream(self) -> tuple[Reader, Writer]:
-        """A new connection to the server."""
-        return await asyncio.open_connection(self._parts.hostname, self._parts.port)
-
-    @abc.abstractmethod
-    async def serve(self, reader: Reader, writer: Writer) -> None:
-        """Serve one client until it goes."""
-
-    async def _listen(self) -> int:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
-
-    async def _accept(self, reader: Reader, writer: Writer) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            await self.serve(reader, writer)
-        except (OSError, EOFError, asyncio.CancelledError):  # one side is gone, or the test ends
-            pass
-        finally:
-            self._tasks.discard(task)
-            writer.transport.abort()
-
-    async def _end(self) -> None:
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-class Relay(Proxy):
-    """Passes bytes on. `hold` makes it fall silent as a network does that has lost a route: no byte, no end."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self._flows = asyncio.Event()
-        self._flows.set()
-        self.accepted = 0
-
-    def hold(self) -> None:
-        """Pass nothing on any more, on the connections that there are; new ones are served."""
-        self.call(self._hold())
-
-    def cut(self) -> None:
-        """Reset every connection that there is."""
-        self.call(self._cut())
-
-    async def _hold(self) -> None:
-        self._flows.clear()
-        self._flows = asyncio.Event()
-        self._flows.set()
-
-    async def _cut(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-
-    async def serve(self, reader: Reader, writer: Writer) -> None:
-        """See `Proxy.serve`."""
-        self.accepted += 1
-        flows = self._flows
-        far_reader, far_writer = await self.upstream()
-        pumps = [
-            asyncio.ensure_future(_pump(reader, far_writer, flows)),
-            asyncio.ensure_future(_pump(far_reader, writer, flows)),
-        ]
-        try:
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for pump in pumps:
-                pump.cancel()
-            far_writer.transport.abort()
-
-
-async def _pump(reader: Reader, writer: Writer, flows: asyncio.Event) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(65536):
-            await flows.wait()
-            writer.write(data)
-            await writer.drain()
-
 
 class Link:
     """A server connection of the pooler. ``outstanding``: answers that the server still owes, up to its being ready."""

@@ -28,7 +28,8 @@ from cases.support import (
 )
 from cases.workers import Worker, kill_after
 from interlock import BackendUnavailableError, UsageError
-from proxies import Pooler, Relay
+from interlock.testing.proxies import FaultyProxy
+from proxies import Pooler
 from servers import PostgreSQLServer, postgresql_server
 from soak import rounds
 
@@ -154,13 +155,13 @@ def until_somebody_looks(world: World) -> None:
 async def test_R130_waiters_wake_though_their_connections_have_fallen_silent(world: World) -> None:
     other = world.open()
     await other.resource("stock").run(put, "k", 1)
-    with Relay(world.url) as relay:
+    with FaultyProxy(world.url) as relay:
         waiting = world.keep_open(relay.url, connect_seconds=0.5)
         cursor = await waiting.log.head()
-        relay.hold()
+        relay.silence()
         assert await waiting.log.wait(cursor, timeout_seconds=0.1) is False
         assert await waiting.log.head() == cursor
-        relay.hold()
+        relay.silence()
         wakes = asyncio.create_task(waiting.log.wait(cursor, timeout_seconds=PATIENCE_SECONDS))
         await other.resource("stock").run(put, "k", 2)
         assert await wakes is True

@@ -11,8 +11,10 @@ import pytest
 
 import interlock.sync
 from interlock.errors import InterlockError
+from interlock.testing import simulation
 from interlock.testing.histories import WORKLOADS, simulate, simulate_many
 from interlock.testing.simulation import Deadlock, Simulation
+from interlock.testing.stacks import choose_stacks
 
 ORDER = ("none", "snapshot", "optimistic", "serializable")
 
@@ -32,6 +34,15 @@ def test_a_seed_replays_whatever_the_hashes_are() -> None:
     }
     assert len(said) == 1
     assert simulate("bank", "serializable", 1)[1] != simulate("bank", "serializable", 2)[1]
+
+
+@pytest.mark.parametrize("workload", ["list-append", "bank", "counter"])
+def test_threads_and_greenlets_run_in_the_same_order(workload: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {}
+    for greenlets in (False, True):
+        monkeypatch.setattr(simulation, "choose_stacks", lambda _, kind=greenlets: choose_stacks(kind))
+        told[greenlets] = [simulate(workload, "pessimistic", seed)[1] for seed in range(3)]
+    assert told[False] == told[True]
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)

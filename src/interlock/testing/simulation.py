@@ -1,10 +1,11 @@
 """Simulation: agents over a memory store, in virtual time, in an order that a seed decides.
 
-Every agent is a thread, but only one of them runs at any moment. Whenever it calls the backend, before the call and
-again before it gets the answer, and whenever it waits, the next to run is drawn from the seed: so every order in which
-the calls of several agents can follow each other may come up, and one that breaks something comes up again with its
-seed. Time stands still while anybody can run; when all wait, it jumps to the first whose time is up, so that hours of
-backing off cost nothing. If all wait and nobody's time will ever be up, that is a deadlock, which is reported.
+Every agent has a stack of its own (`stacks`), but only one of them runs at any moment. Whenever it calls the backend,
+before the call and again before it gets the answer, and whenever it waits, the next to run is drawn from the seed: so
+every order in which the calls of several agents can follow each other may come up, and one that breaks something comes
+up again with its seed. Time stands still while anybody can run; when all wait, it jumps to the first whose time is up,
+so that hours of backing off cost nothing. If all wait and nobody's time will ever be up, that is a deadlock, which is
+reported.
 
 Faults are drawn from the same seed: a commit whose reply is lost (having happened or not), and an agent that dies in
 front of a call or behind it, after which nothing that it or its background jobs still do reaches the store. Give each
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
@@ -27,6 +27,7 @@ from interlock.backends.memory import MemoryBackend
 from interlock.errors import CommitUnknownError
 from interlock.model import CommitRequest, Key, Reply, Token
 from interlock.ports import Backend, Canceller, Job, Runtime, Waiter
+from interlock.testing.stacks import choose_stacks
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ _CALL_SECONDS: Final = 0.000_1
 
 
 class AgentDied(BaseException):
-    """Ends an agent's thread as SIGKILL ends a process. Not an `Exception`: nobody handles it by mistake."""
+    """Ends an agent's work as SIGKILL ends a process. Not an `Exception`: nobody handles it by mistake."""
 
 
 class Deadlock(AssertionError):
@@ -44,13 +45,13 @@ class Deadlock(AssertionError):
 
 
 class _Agent:
-    """A thread that runs only when it is handed the turn. ``master``: whose background job it is, and dies with."""
+    """A stack that runs only when it is handed the turn. ``master``: whose background job it is, and dies with."""
 
     def __init__(self, name: str, body: Callable[[], None], master: _Agent | None = None) -> None:
         self.name = name
         self.body = body
         self.master = master
-        self.turn = threading.Semaphore(0)
+        self.stack: Any = None
         self.ready = True
         self.until: float | None = None
         self.died = False
@@ -60,9 +61,13 @@ class _Agent:
 class Simulation:
     """A world of agents. ``lost_replies`` and ``deaths`` are probabilities, of a commit and of a call.
 
+    ``greenlets``: whether agents are greenlets (True) or threads (False); None: greenlets if there are any.
+
     After `run`: ``steps`` counts the times that somebody was chosen, ``faults`` what was done to the agents."""
 
-    def __init__(self, seed: int, *, lost_replies: float = 0.0, deaths: float = 0.0) -> None:
+    def __init__(
+        self, seed: int, *, lost_replies: float = 0.0, deaths: float = 0.0, greenlets: bool | None = None
+    ) -> None:
         self.seed = seed
         self.steps = 0
         self.faults = {"lost reply": 0, "death": 0}
@@ -72,7 +77,7 @@ class Simulation:
         self._elapsed = 0.0
         self._agents: list[_Agent] = []
         self._running: _Agent | None = None
-        self._over = threading.Semaphore(0)
+        self._stacks = choose_stacks(greenlets)
         self._failure: BaseException | None = None
         self._ending = False
         self.runtime = _SimulatedRuntime(self)
@@ -107,20 +112,19 @@ class Simulation:
 
     def _begin(self, agent: _Agent) -> None:
         self._agents.append(agent)
-        threading.Thread(target=self._live, args=(agent,), name=agent.name, daemon=True).start()
+        self._stacks.begin(agent, lambda: self._live(agent))
 
     def run(self) -> None:
         """Until every agent has ended. Raises what an agent raised, or `Deadlock`."""
         self._ending = False
-        if self._agents:
-            self._hand_on()
-            self._over.acquire()
+        first = self._following()
+        if first is not None:
+            self._stacks.enter(first)
         if self._failure is not None:
             raise self._failure
 
     # -- the turn ------------------------------------------------------------------------------------------------------
     def _live(self, agent: _Agent) -> None:
-        agent.turn.acquire()
         try:
             if self._failure is None and not self._ending:
                 agent.body()
@@ -129,17 +133,16 @@ class Simulation:
         except BaseException as error:
             self._failure = self._failure or error
         self._agents.remove(agent)
-        self._hand_on()
+        self._stacks.leave(self._following())
 
-    def _hand_on(self) -> None:
-        """Choose who runs next and let it; the caller does not run any more."""
+    def _following(self) -> _Agent | None:
+        """Choose who runs next, when nobody does; None: all have ended."""
         if not self._agents:
             self._running = None
-            self._over.release()
-            return
+            return None
         self._ending = all(agent.master is not None for agent in self._agents)
-        chosen = self._running = self._choose()
-        chosen.turn.release()
+        self._running = self._choose()
+        return self._running
 
     def _choose(self) -> _Agent:
         self.steps += 1
@@ -175,8 +178,7 @@ class Simulation:
         chosen = self._choose()
         if chosen is not me:
             self._running = chosen
-            chosen.turn.release()
-            me.turn.acquire()
+            self._stacks.hand_over(me, chosen)
         self._die_if_over(me)
 
     def _die_if_over(self, me: _Agent) -> None:
