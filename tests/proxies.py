@@ -17,6 +17,7 @@ _TLS_REQUESTS: Final = (80877103, 80877104)
 _CANCEL: Final = 80877102
 _VERSION: Final = 196608
 
+
 class Link:
     """A server connection of the pooler. ``outstanding``: answers that the server still owes, up to its being ready."""
 

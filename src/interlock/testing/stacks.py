@@ -84,7 +84,8 @@ class _Greenlets:
             agent.stack = self._greenlet(live, self._home)
 
     def enter(self, first: HasStack) -> None:
-        self._home, self._next = self._current(), first
+        self._home = self._current()
+        self.leave(first)
         for agent, live in self._waiting:
             agent.stack = self._greenlet(live, self._home)
         self._waiting.clear()

@@ -18,8 +18,9 @@ from interlock.errors import InterlockError
 from interlock.testing.histories.findings import Finding, Findings
 from interlock.testing.histories.graph import MODELS
 from interlock.testing.histories.records import History, load
-from interlock.testing.histories.running import FAULTS, Settings, Verdict, run
+from interlock.testing.histories.running import Settings, Verdict, run
 from interlock.testing.histories.simulated import Simulated, simulate_many
+from interlock.testing.histories.troubles import FAULTS
 from interlock.testing.histories.workloads import WORKLOADS
 
 _RANKS = tuple(MODELS)
@@ -39,7 +40,9 @@ def run_command(
     seconds: Annotated[float, typer.Option(help="For how long the agents work.")] = 10.0,
     processes: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
     threads: Annotated[int, typer.Option(min=1, help="Agents in each process.")] = 4,
-    faults: Annotated[str, typer.Option(help=f"What is done to processes: {', '.join(FAULTS)}, with commas.")] = "",
+    faults: Annotated[str, typer.Option(help=f"What is done meanwhile: {', '.join(FAULTS)}, with commas.")] = "",
+    fault_seconds: Annotated[float, typer.Option(help="From the end of one fault to the next.")] = 1.0,
+    restart: Annotated[str | None, typer.Option(help="The command that kills and starts the server.")] = None,
     seed: Annotated[int, typer.Option(help="Decides what the agents do and whom the faults meet.")] = 0,
     least: Annotated[int, typer.Option(help="Fewer acknowledged transactions prove nothing.")] = 1000,
     control: Annotated[bool, typer.Option(help="Show also that a weaker mode fails.")] = True,
@@ -50,7 +53,7 @@ def run_command(
     complaints = Console(stderr=True)
     settings = Settings(
         workload, url, cast(Any, mode), seconds, processes, threads, seed,
-        cast(Any, tuple(filter(None, faults.split(",")))), least=least, control=control,
+        cast(Any, tuple(filter(None, faults.split(",")))), fault_seconds, least=least, control=control, restart=restart,
     )  # fmt: skip
     directory = Path(tempfile.mkdtemp(prefix="interlock-history-")) if out is None else out
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()

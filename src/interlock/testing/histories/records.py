@@ -148,13 +148,20 @@ class History:
         return (each for each in self.transactions if each.ending == "ok")
 
 
-def merge(directory: Path, target: Path) -> None:
-    """Write the files of a run as one, ordered by time, with an index of its own: the form that is handed to others."""
-    lines, _torn = _lines(sorted(path for path in directory.glob("*.jsonl") if path != target))
-    encoder = msgspec.json.Encoder()
+def merge(directory: Path, target: Path) -> History:
+    """Write the files of a run as one, ordered by time, with an index of its own: the form that is handed to others.
+    Returns the history."""
+    lines, torn = _lines(sorted(path for path in directory.glob("*.jsonl") if path != target))
+    encode = msgspec.json.Encoder().encode
     with target.open("wb") as file:
         for index, line in enumerate(lines):
-            file.write(encoder.encode(msgspec.structs.replace(line, index=index)) + b"\n")
+            file.write(encode(msgspec.structs.replace(line, index=index)) + b"\n")
+    return of_lines(lines, torn)
+
+
+def lines_of(directory: Path) -> list[Line]:
+    """The lines of the processes' own files, by time."""
+    return _lines(sorted(directory.glob("*.jsonl")))[0]
 
 
 def _lines(paths: Iterable[Path]) -> tuple[list[Line], int]:

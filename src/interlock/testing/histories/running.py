@@ -9,45 +9,39 @@ same workload in a mode that does not promise what is judged - came out clean, i
 
 from __future__ import annotations
 
-import os
-import random
+import contextlib
 import secrets
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-import msgspec
-
-import interlock
 import interlock.sync
 from interlock.core import isolation as modes
 from interlock.core.isolation import Isolation
 from interlock.errors import UsageError
-from interlock.testing.histories import records
+from interlock.testing.histories import records, troubles
 from interlock.testing.histories.findings import Findings
 from interlock.testing.histories.graph import MODELS
+from interlock.testing.histories.processes import Workers
 from interlock.testing.histories.records import History, Recorder
-from interlock.testing.histories.worker import READY, Part, work
+from interlock.testing.histories.troubles import FaultKind, Troubles
+from interlock.testing.histories.worker import Part, work
 from interlock.testing.histories.workloads import WORKLOADS, Workload, final_read
-
-FaultKind = Literal["kill", "stop"]
-FAULTS: Final[tuple[FaultKind, ...]] = ("kill", "stop")
-"""What can be done to a worker: SIGKILL and a new one in its place; SIGSTOP for a while."""
+from interlock.testing.proxies import FaultyProxy
 
 STEP_SECONDS: Final = 0.25
 
 
 @dataclass(frozen=True)
 class Settings:
-    """A run. ``seconds`` of work in ``processes`` processes of ``threads`` threads; ``faults``: what is done to them,
-    in turn, about every ``fault_seconds``; ``least``: how many acknowledged transactions make a run count."""
+    """A run. ``seconds`` of work in ``processes`` processes of ``threads`` threads; ``faults`` (`troubles.FAULTS`):
+    what is done to them, in turn, ``fault_seconds`` after each other; ``restart``: the command or function that kills
+    the server, starts it and waits until it answers; ``least``: how many acknowledged transactions make a run count;
+    ``sources``: directories from which the processes take the library, in turn, to run several versions over one store;
+    default: that of this process."""
 
     workload: str
     url: str
@@ -61,6 +55,8 @@ class Settings:
     think_seconds: float = 0.002
     least: int = 1000
     control: bool = True
+    restart: str | Callable[[], object] | None = None
+    sources: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> Workload:
@@ -76,9 +72,7 @@ class Settings:
             raise UsageError("a run has at least one process, one thread and some time")
         if self.url.startswith("memory:") and (self.processes > 1 or self.faults):
             raise UsageError("a memory store is one process's; use processes=1 and no faults")
-        unknown = set(self.faults) - set(FAULTS)
-        if unknown:
-            raise UsageError(f"no fault {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
+        troubles.check(self.faults, self.url, self.restart is not None)
         return workload
 
 
@@ -120,105 +114,62 @@ def overlapping(history: History) -> float:
     return len(met) / max(1, len(history.transactions))
 
 
-class _Processes:
-    """The worker processes of a run and what is done to them. Only these are ever signalled."""
+class _Parts:
+    """What the processes of a run do, one incarnation after the other, each with numbers that nobody has had."""
 
-    def __init__(self, settings: Settings, resource: str, directory: Path, until: float) -> None:
+    def __init__(self, settings: Settings, url: str, resource: str, directory: Path) -> None:
         self.settings = settings
+        self.url = url
         self.resource = resource
         self.directory = directory
-        self.until = until
-        self.stride = settings.processes * settings.threads
-        self.fired: dict[str, int] = dict.fromkeys(settings.faults, 0)
-        self._random = random.Random(f"{settings.seed} faults")
+        self.start = time.monotonic()
+        self.until = self.start + settings.seconds
         self._incarnations = [0] * settings.processes
-        self._running: list[subprocess.Popen[bytes]] = []
-        self._complaints: Any = None
 
-    def part(self, place: int) -> Part:
-        """The next incarnation of one process; its threads have numbers that nobody has had."""
+    def begin(self) -> None:
+        """The time runs from now: that to come up is not the run's."""
+        self.start = time.monotonic()
+        self.until = self.start + self.settings.seconds
+
+    def next(self, place: int) -> Part:
+        """The next incarnation of one process."""
         s = self.settings
         incarnation = self._incarnations[place]
         self._incarnations[place] += 1
-        first = place * s.threads + incarnation * 1000 * self.stride
+        stride = s.processes * s.threads
+        first = place * s.threads + incarnation * 1000 * stride
+        jumps = []
+        if "clock" in s.faults:
+            jumps = troubles.clock_jumps(s.seed, place, self.start, self.until, s.fault_seconds)
         return Part(
-            s.url, self.resource, s.workload, s.mode, str(self.directory), f"process-{place}-{incarnation}", first,
-            s.threads, self.stride, s.seed, self.until, s.think_seconds, s.options,
+            self.url, self.resource, s.workload, s.mode, str(self.directory), f"process-{place}-{incarnation}", first,
+            s.threads, stride, s.seed, self.until, s.think_seconds, s.options, jumps,
         )  # fmt: skip
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """A process that comes up, and then waits to be told its part."""
-        here = str(Path(interlock.__file__).absolute().parents[1])
-        path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-        return subprocess.Popen(
-            [sys.executable, "-m", "interlock.testing.histories.worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._complaints,
-            env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
 
-    def begin(self, process: subprocess.Popen[bytes], place: int) -> None:
-        """Give a process that has come up its part."""
-        assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(self.part(place)) + b"\n")
-        process.stdin.close()
-
-    def await_ready(self, process: subprocess.Popen[bytes]) -> None:
-        """Raises `RuntimeError` if the process ends instead of coming up."""
-        assert process.stdout is not None
-        with process.stdout:
-            if process.stdout.readline() != READY:
-                raise RuntimeError(f"a worker did not come up: {self._said()}")
-
-    def run(self, on_progress: Callable[[float], None]) -> None:
-        s = self.settings
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 -- closed below
-        try:
-            for _ in range(s.processes):
-                self._running.append(self.start())
-            for process in self._running:
-                self.await_ready(process)
-            self.until = time.monotonic() + s.seconds  # the time to come up is not the run's
-            for place, process in enumerate(self._running):
-                self.begin(process, place)
-            next_fault, number = time.monotonic() + s.fault_seconds, 0
-            while (now := time.monotonic()) < self.until:
-                on_progress(self.until - now)
-                time.sleep(min(STEP_SECONDS, self.until - now))
-                if s.faults and time.monotonic() >= next_fault and self.until - time.monotonic() > 0.5:
-                    self._fire(s.faults[number % len(s.faults)], self._random.randrange(s.processes))
-                    number += 1
-                    next_fault = time.monotonic() + s.fault_seconds
-            for process in self._running:
-                if process.wait(timeout=60):
-                    raise RuntimeError(f"a worker ended with status {process.returncode}: {self._said()}")
-        finally:
-            for process in self._running:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-                if process.stdout is not None:
-                    process.stdout.close()
-            self._complaints.close()
-
-    def _fire(self, fault: FaultKind, place: int) -> None:
-        process = self._running[place]
-        if process.poll() is not None:
-            raise RuntimeError(f"a worker ended before its time: {self._said()}")
-        if fault == "kill":
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            self._running[place] = self.start()
-            self.await_ready(self._running[place])
-            self.begin(self._running[place], place)
-        else:
-            process.send_signal(signal.SIGSTOP)
-            time.sleep(0.2 + self._random.random() * 0.3)
-            process.send_signal(signal.SIGCONT)
-        self.fired[fault] += 1
-
-    def _said(self) -> str:
-        self._complaints.seek(0)
-        return str(self._complaints.read().decode("utf-8", "replace"))[-2000:].strip()
+def _in_processes(parts: _Parts, on_progress: Callable[[float], None]) -> dict[str, int]:
+    """Run the workers and fire the faults; returns how often each has."""
+    s = parts.settings
+    with contextlib.ExitStack() as stack:
+        proxy = None
+        if troubles.NETWORK & set(s.faults):
+            proxy = stack.enter_context(FaultyProxy(troubles.with_port(s.url)))
+            parts.url = proxy.url
+        workers = stack.enter_context(Workers(s.processes, parts.next, s.sources))
+        trouble = Troubles(s.faults, s.seed, s.url, workers, proxy, s.restart, parts.directory)
+        workers.come_up()
+        parts.begin()
+        workers.begin()
+        next_fault = time.monotonic() + s.fault_seconds
+        while (now := time.monotonic()) < parts.until:
+            on_progress(parts.until - now)
+            time.sleep(min(STEP_SECONDS, parts.until - now))
+            if time.monotonic() >= next_fault and parts.until - time.monotonic() > 0.5:
+                trouble.fire_next()
+                next_fault = time.monotonic() + s.fault_seconds
+        workers.wait_for_all()
+        trouble.finish(workers.clock_jumps)
+        return trouble.fired
 
 
 def run(settings: Settings, directory: Path, *, on_progress: Callable[[float], None] | None = None) -> Verdict:
@@ -252,11 +203,10 @@ def _one_run(
         try:
             if workload.setup is not None:
                 _recorded(recorder, 2_000_000_000, "setup", resource, workload.setup)
-            processes = _Processes(own, name, directory, time.monotonic() + own.seconds)
-            if own.processes == 1 and not own.faults:
-                _in_process(processes, on_progress)
-            else:
-                processes.run(on_progress)
+            parts = _Parts(own, own.url, name, directory)
+            fired = _in_this_process(parts, on_progress) if own.url.startswith("memory:") else _in_processes(
+                parts, on_progress
+            )  # fmt: skip
             keys = sorted(_keys_of(directory) | {key for key, _value in _everything(resource)})
             recorder.begin(2_000_000_001, [["r", key, None] for key in keys], "final")
             steps = final_read(resource, keys)
@@ -265,31 +215,31 @@ def _one_run(
             recorder.end(2_000_000_001, "ok", steps, f="final")
         finally:
             recorder.close()
-    records.merge(directory, directory / "history.jsonl")
-    history = records.load(directory / "history.jsonl")
+    history = records.merge(directory, directory / "history.jsonl")
     findings = workload.judge(history, MODELS[judged_as or own.mode])
     share = overlapping(history)
-    reasons = _vacuous(own, workload, history, share, processes.fired)
-    return Verdict(own, history.counts, share, processes.fired, findings, reasons, directory / "history.jsonl")
+    reasons = _vacuous(own, workload, history, share, fired)
+    return Verdict(own, history.counts, share, fired, findings, reasons, directory / "history.jsonl")
 
 
-def _in_process(processes: _Processes, on_progress: Callable[[float], None]) -> None:
+def _in_this_process(parts: _Parts, on_progress: Callable[[float], None]) -> dict[str, int]:
     """All threads here, for stores that only this process has."""
     failures: list[BaseException] = []
 
     def body() -> None:
         try:
-            work(processes.part(0))
+            work(parts.next(0))
         except BaseException as error:
             failures.append(error)
 
     thread = threading.Thread(target=body)
     thread.start()
     while thread.is_alive():
-        on_progress(max(0.0, processes.until - time.monotonic()))
+        on_progress(max(0.0, parts.until - time.monotonic()))
         thread.join(STEP_SECONDS)
     if failures:
         raise failures[0]
+    return {}
 
 
 def _recorded(recorder: Recorder, process: int, f: str, resource: Any, body: Callable[[Any, list[Any]], None]) -> None:
@@ -305,8 +255,7 @@ def _everything(resource: Any) -> Sequence[tuple[str, Any]]:
 
 def _keys_of(directory: Path) -> set[str]:
     """Every key that a transaction named or touched."""
-    history = records.load(directory)
-    return {key for each in history.transactions for what, key, _value in each.steps if what not in ("rp",) and key}
+    return {step[1] for line in records.lines_of(directory) for step in line.value if step[0] != "rp" and step[1]}
 
 
 def _vacuous(

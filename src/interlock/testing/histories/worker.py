@@ -6,27 +6,32 @@ cannot share. Everything it knows about the outcome goes into its history file, 
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import random
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 import interlock.sync
+from interlock import runtime
 from interlock.core.isolation import Isolation
-from interlock.errors import UsageError
+from interlock.errors import BackendUnavailableError, UsageError
 from interlock.testing.histories.records import Recorder, Recording, ending_of
 from interlock.testing.histories.workloads import WORKLOADS, Agent, Workload
 
 READY: Final = b"ready\n"
+_AGAIN_SECONDS: Final = 0.05
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What one process does. ``first`` is the number of its first thread, ``stride`` how many there are."""
+    """What one process does. ``first`` is the number of its first thread, ``stride`` how many there are;
+    ``clock_jumps``: when (monotonic) its wall clock jumps, and how many seconds beside the truth it is from then on."""
 
     url: str
     resource: str
@@ -41,6 +46,7 @@ class Part(msgspec.Struct, frozen=True):
     until: float
     think_seconds: float
     options: dict[str, Any] = {}
+    clock_jumps: list[tuple[float, float]] = []
 
 
 def work(part: Part) -> None:
@@ -49,7 +55,7 @@ def work(part: Part) -> None:
     recorder = Recorder(Path(part.directory), part.name, part.stride)
     failures: list[BaseException] = []
     try:
-        with interlock.sync.open(part.url, agent=part.name, isolation="none", **part.options) as store:
+        with opened(part) as store:
             resource = store.resource(part.resource)
             blind = part.mode != "snapshot"
 
@@ -74,6 +80,46 @@ def work(part: Part) -> None:
         recorder.close()
     if failures:
         raise failures[0]
+
+
+@contextlib.contextmanager
+def opened(part: Part) -> Iterator[interlock.sync.Store]:
+    """The store of a part. A server that is gone when the worker comes up is asked again until the time is over."""
+    while True:
+        store = interlock.sync.open(part.url, agent=part.name, isolation="none", **part.options)
+        try:
+            store.log.head()
+            break
+        except BackendUnavailableError:
+            store.close()
+            if time.monotonic() >= part.until:
+                raise
+            time.sleep(_AGAIN_SECONDS)
+    with store:
+        yield store
+
+
+class JumpingClock:
+    """The wall clock of this process, which jumps. Everything that asks for the time of day gets this one."""
+
+    def __init__(self, jumps: list[tuple[float, float]]) -> None:
+        self._jumps = sorted(jumps)
+        self._true = time.time
+
+    def install(self) -> None:
+        """For the rest of this process's life."""
+        runtime.BlockingRuntime.time = runtime.AsyncRuntime.time = staticmethod(self.time)
+        time.time = self.time
+
+    @property
+    def count(self) -> int:
+        """How many jumps there have been."""
+        return bisect.bisect(self._jumps, (time.monotonic(), 0.0))
+
+    def time(self) -> float:
+        """Seconds since 1970, wrong."""
+        count = self.count
+        return self._true() + (self._jumps[count - 1][1] if count else 0.0)
 
 
 class Paced:
@@ -124,10 +170,16 @@ def _written(steps: list[list[Any]]) -> list[list[Any]]:
 
 
 def main() -> None:
-    """The process: it says that it has come up, and is then told its part."""
+    """The process: it says that it has come up, is told its part, and says in the end how often its clock has
+    jumped."""
     sys.stdout.buffer.write(READY)
     sys.stdout.buffer.flush()
-    work(msgspec.json.decode(sys.stdin.buffer.readline(), type=Part))
+    part = msgspec.json.decode(sys.stdin.buffer.readline(), type=Part)
+    clock = JumpingClock(part.clock_jumps)
+    if part.clock_jumps:
+        clock.install()
+    work(part)
+    sys.stdout.buffer.write(b"%d" % clock.count)
 
 
 if __name__ == "__main__":
