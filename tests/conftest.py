@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import tally
 from redis_servers import REDIS, redis_server
 from servers import POSTGRESQL, postgresql_server
 
@@ -23,6 +24,7 @@ if threading.current_thread() is threading.main_thread() and signal.getsignal(si
 def pytest_configure(config: pytest.Config) -> None:
     """Where Python is told to write no bytecode, let the processes that tests start have it in a directory of the run:
     there are hundreds of them, and compiling the library takes each as long as all the rest of its start."""
+    tally.begin(config)
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
         directory = tempfile.mkdtemp(prefix="interlock-bytecode-")
         os.environ["PYTHONPYCACHEPREFIX"] = directory
@@ -49,3 +51,15 @@ def redis_url() -> Iterator[str]:
         return
     with redis_server() as server:
         yield server.url
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the recorded histories of this run amount to."""
+    for line in tally.told():
+        terminalreporter.write_line(line)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Too few recorded transactions fail a run of everything in continuous integration."""
+    if tally.falls_short(session):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

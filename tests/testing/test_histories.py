@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import tally
 from interlock.errors import CommitUnknownError, ConflictError, UsageError
 from interlock.testing.histories import MODELS, WORKLOADS, History, Recorder, Settings, load, run
 from interlock.testing.histories.graph import Model
@@ -241,6 +242,7 @@ def test_a_run_in_memory_is_clean_and_its_control_is_not(workload: str, tmp_path
     assert verdict.findings.violations == []
     assert verdict.vacuous == []
     assert verdict.control_violations is None or verdict.control_violations > 0
+    tally.note("memory", verdict.counts)
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODELS if mode not in ("serializable", "pessimistic")])
@@ -261,6 +263,7 @@ def test_processes_that_are_killed_and_stopped_on_one_file(tmp_path: Path) -> No
     assert verdict.vacuous == []
     assert verdict.fired["kill"] >= 1
     assert verdict.fired["stop"] >= 1
+    tally.note("sqlite", verdict.counts, verdict.fired)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import interlock.sync
+import tally
 from interlock.errors import InterlockError
 from interlock.testing import simulation
 from interlock.testing.histories import WORKLOADS, simulate, simulate_many
@@ -47,8 +48,9 @@ def test_threads_and_greenlets_run_in_the_same_order(workload: str, monkeypatch:
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_no_order_of_calls_breaks_what_is_promised(workload: str) -> None:
-    told = simulate_many(workload, "serializable", range(25))
+    told = simulate_many(workload, "serializable", range(340))
     assert told.violations == []
+    tally.note("simulation", told.counts, told.faults)
     assert told.faults["lost reply"] > 0
     assert told.faults["death"] > 0
 
@@ -57,7 +59,9 @@ def test_no_order_of_calls_breaks_what_is_promised(workload: str) -> None:
 def test_weaker_modes_keep_their_own_promises(mode: Any) -> None:
     for name, workload in WORKLOADS.items():
         if ORDER.index(mode) >= ORDER.index(workload.weakest):
-            assert simulate_many(name, mode, range(10)).violations == [], name
+            told = simulate_many(name, mode, range(10))
+            assert told.violations == [], name
+            tally.note("simulation", told.counts, told.faults)
 
 
 @pytest.mark.parametrize("workload", [name for name, each in WORKLOADS.items() if each.control])
@@ -103,6 +107,7 @@ def test_locks_keep_every_promise(workload: str) -> None:
     """Under locks too, with holders that die and lock records whose commits are lost."""
     told = simulate_many(workload, "pessimistic", range(8))
     assert told.violations == []
+    tally.note("simulation", told.counts, told.faults)
     assert told.faults["lost reply"] > 0
     assert told.faults["death"] > 0
 

@@ -130,6 +130,11 @@ class FaultyProxy(Proxy):
         self._connections: set[_Connection] = set()
         self._replies_to_lose = 0
 
+    @property
+    def open(self) -> int:
+        """How many connections there are."""
+        return len(self._connections)
+
     def cut(self) -> int:
         """Close every connection that there is."""
         return self._order("cut", lambda each: each.end(reset=False))

@@ -204,9 +204,8 @@ def _one_run(
             if workload.setup is not None:
                 _recorded(recorder, 2_000_000_000, "setup", resource, workload.setup)
             parts = _Parts(own, own.url, name, directory)
-            fired = _in_this_process(parts, on_progress) if own.url.startswith("memory:") else _in_processes(
-                parts, on_progress
-            )  # fmt: skip
+            alone = own.processes == 1 and not own.faults and not own.sources
+            fired = (_in_this_process if alone else _in_processes)(parts, on_progress)
             keys = sorted(_keys_of(directory) | {key for key, _value in _everything(resource)})
             recorder.begin(2_000_000_001, [["r", key, None] for key in keys], "final")
             steps = final_read(resource, keys)

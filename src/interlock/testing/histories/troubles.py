@@ -48,6 +48,9 @@ NETWORK: Final = frozenset({"cut", "reset", "lost-reply", "silence", "delay"})
 _LARGEST_FILLED_BYTES: Final = 256 << 20
 _DEFAULT_PORTS: Final = {"postgresql": 5432, "redis": 6379}
 _STRACE_SECONDS: Final = 20.0
+_CONNECT_SECONDS: Final = 2.0
+"""How long a fault of the network waits for a connection that it could meet."""
+_TRIES: Final = 3
 
 
 def check(faults: tuple[FaultKind, ...], url: str, restarts: bool) -> None:
@@ -119,7 +122,11 @@ class Troubles:
             return
         name = self.faults[self._turn % len(self.faults)]
         self._turn += 1
-        self.fired[name] += self._fire(name)
+        for _ in range(_TRIES):
+            met = self._fire(name)
+            self.fired[name] += met
+            if met or name == "lost-reply":
+                break
 
     def finish(self, clock_jumps: int) -> None:
         """Add what is known at the end only: how often the workers' clocks have jumped."""
@@ -159,6 +166,9 @@ class Troubles:
         """A fault of the network."""
         proxy = self._proxy
         assert proxy is not None
+        until = time.monotonic() + _CONNECT_SECONDS
+        while not proxy.open and time.monotonic() < until:
+            time.sleep(0.01)
         if name == "cut":
             return min(1, proxy.cut())
         if name == "reset":

@@ -1,0 +1,130 @@
+"""Recorded histories with everything that may go wrong meanwhile, on each engine: clean, and every fault has fired."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tally
+from interlock.errors import UsageError
+from interlock.testing.histories import WORKLOADS, Settings, run
+from interlock.testing.histories.troubles import FAULTS, NETWORK, FaultKind
+from redis_servers import redis_server
+from servers import missing, postgresql_server
+from soak import rounds
+
+SERVER_FAULTS: tuple[FaultKind, ...] = (
+    "cut", "reset", "lost-reply", "silence", "delay", "restart", "kill", "stop", "syscall-kill", "clock",
+)  # fmt: skip
+FILE_FAULTS: tuple[FaultKind, ...] = ("kill", "stop", "syscall-kill", "io-error", "clock")
+
+
+def judged(settings: Settings, directory: Path, backend: str) -> None:
+    """Run it; it has to be clean, and no fault may be missing."""
+    verdict = run(settings, directory)
+    assert verdict.findings.violations == []
+    assert verdict.vacuous == []
+    assert all(verdict.fired[name] for name in settings.faults)
+    tally.note(backend, verdict.counts, verdict.fired)
+
+
+def faulty(url: str, faults: tuple[FaultKind, ...], **more: Any) -> Settings:
+    """Two processes of three agents, and each fault once."""
+    return Settings(
+        "list-append", url, seconds=len(faults) * rounds(1, 20) + 2.0, threads=3, faults=faults, fault_seconds=0.4,
+        least=100, control=False, **more,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 48 MiB; skips the test where none may be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", place], check=False).returncode
+    ):
+        pytest.skip("no file system may be mounted here")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+@pytest.fixture
+def traced(request: pytest.FixtureRequest) -> None:
+    """strace, which has to be there and to be allowed."""
+    done = subprocess.run(["sh", "-c", "strace -o /dev/null true"], capture_output=True, check=False)
+    if done.returncode:
+        missing("strace", done.stderr.decode(errors="replace").strip())
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("traced")
+def test_postgresql_with_every_fault(tmp_path: Path) -> None:
+    with postgresql_server() as server:
+        judged(
+            faulty(server.url, SERVER_FAULTS, restart=lambda: (server.kill(), server.start())), tmp_path, "postgresql"
+        )
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("traced")
+def test_redis_with_every_fault(tmp_path: Path) -> None:
+    with redis_server() as server:
+        judged(faulty(server.url, SERVER_FAULTS, restart=lambda: (server.kill(), server.start())), tmp_path, "redis")
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("traced")
+def test_sqlite_with_every_fault_of_processes_and_files(tmp_path: Path) -> None:
+    judged(faulty(f"sqlite:///{tmp_path}/store.db", FILE_FAULTS), tmp_path / "out", "sqlite")
+
+
+@pytest.mark.soak
+def test_sqlite_on_a_disk_that_is_full_at_times(small_disk: Path, tmp_path: Path) -> None:
+    judged(faulty(f"sqlite:///{small_disk}/store.db", ("full-disk", "kill")), tmp_path / "out", "sqlite")
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "redis"])
+def test_every_workload_on_every_engine(
+    workload: str, engine: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """In threads of one process, briefly: how many conflicts there are is a matter of the longer runs."""
+    url = f"sqlite:///{tmp_path}/store.db" if engine == "sqlite" else request.getfixturevalue(f"{engine}_url")
+    verdict = run(Settings(workload, url, seconds=0.5, processes=1, threads=6, control=False), tmp_path / "out")
+    assert verdict.findings.violations == []
+    assert verdict.counts["ok"] > 0
+    tally.note(engine, verdict.counts)
+
+
+@pytest.mark.parametrize(
+    ("url", "faults", "said"),
+    [
+        ("sqlite:///x.db", ("cut",), "faults of a network"),
+        ("redis://localhost", ("restart",), "say how"),
+        ("postgresql://localhost/x", ("io-error",), "SQLite's file"),
+        ("redis://localhost", ("full-disk",), "SQLite's file"),
+    ],
+)
+def test_a_fault_that_cannot_meet_the_store_is_refused(
+    url: str, faults: tuple[FaultKind, ...], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        run(Settings("bank", url, faults=faults), tmp_path)
+
+
+def test_a_large_disk_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"total": 1 << 40}))
+    with pytest.raises(UsageError, match="larger than 256 MiB"):
+        run(Settings("bank", f"sqlite:///{tmp_path}/x.db", faults=("full-disk",)), tmp_path)
+
+
+def test_every_fault_is_fired_by_some_test() -> None:
+    assert {*SERVER_FAULTS, *FILE_FAULTS, "full-disk"} == set(FAULTS)
+    assert set(SERVER_FAULTS) > NETWORK
