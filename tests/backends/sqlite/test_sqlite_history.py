@@ -160,7 +160,7 @@ def test_a_version_far_back_is_found_in_few_steps(store: Store) -> None:
     asyncio.run(fill())
     reader = store.backend._engine.local.reader
     for place, token in ((-1, first), (100, tokens[100]), (10_000, tokens[10_000]), (19_900, tokens[19_900])):
-        reader._records.clear()
+        reader._past._records.clear()
         asked = 0
 
         def count(statement: str) -> None:

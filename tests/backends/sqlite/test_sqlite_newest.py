@@ -232,10 +232,13 @@ def test_whoever_judges_asks_the_database_itself(store: Store, path: Path) -> No
     assert store.value(a) == 1
 
 
-def test_a_bulk_load_pushes_nothing_out(store: Store) -> None:
+def test_a_bulk_load_pushes_nothing_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     often = key("often")
     store.commit({often: number(1)})
     many = [key("n", part) for part in range(2 * newest._BULK_ROWS)]
+    store.commit({name: number(0) for name in many})
+    assert kept(store, many[0]), "this many small ones are no bulk"
+    monkeypatch.setattr(newest, "_HALF_BYTES", 8 * newest._BULK_ROWS * newest._ROW_BYTES)
     store.commit({many[0]: number(1)})
     store.commit({name: number(2) for name in many})
     assert kept(store, often)

@@ -17,7 +17,16 @@ from interlock.backends.sqlite import change as changes
 from interlock.backends.sqlite import record as records
 from interlock.backends.sqlite.connection import Connection
 from interlock.backends.sqlite.newest import Newest
-from interlock.backends.sqlite.statements import LISTED, UNLISTED, NewFeedRow, Row, find, put_current, put_feed
+from interlock.backends.sqlite.statements import (
+    LISTED,
+    POSITION,
+    UNLISTED,
+    NewFeedRow,
+    Row,
+    find,
+    put_current,
+    put_feed,
+)
 from interlock.backends.sqlite.validation import Known, State, author_of
 from interlock.errors import SnapshotTooOldError
 from interlock.model import (
@@ -176,6 +185,14 @@ class Batch(State):
         for key, write in request.writes.items():
             change.write(key, write)
         return change.rows, change.written, change.merged, change.cleared
+
+    def remove(self, key: Key, horizon: int) -> None:
+        """A tombstone up to the horizon was removed: what is known of the key is that it has no row, unless this batch
+        has written one."""
+        self.newest.remove(key)
+        row = self.rows.get(key)
+        if row is not None and row[POSITION] <= horizon:
+            del self.rows[key]
 
     def flush(self) -> None:
         """Write everything that was decided."""

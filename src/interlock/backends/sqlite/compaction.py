@@ -39,7 +39,6 @@ _BATCH_BYTES: Final = 1 << 20
 def compact(batch: Batch, before: float, limit: int) -> int:
     """See `Backend.compact`."""
     batch.compacted = True
-    batch.newest.forget()
     harvested = _harvest(batch, 4 * limit)
     return _expire(batch, limit) + _drop(batch, before, limit, harvested)
 
@@ -132,9 +131,9 @@ def _drop(batch: Batch, before: float, limit: int, harvested: int) -> int:
     gone = {key for (raw,) in buried for key in _tombstones(records.decode(raw))}
     dropped = len(old) - 1
     for key in sorted(gone):
-        dropped += execute(
-            "DELETE FROM current WHERE key = ? AND value IS NULL AND position <= ?", (key, horizon)
-        ).rowcount
+        if execute("DELETE FROM current WHERE key = ? AND value IS NULL AND position <= ?", (key, horizon)).rowcount:
+            dropped += 1
+            batch.remove(key, horizon)
     going = [(identity, marks, fence) for position, identity, marks, fence in old[:-1] if position]
     _raise_fact(batch, "forgotten", [identity for identity, marks, _ in going if not marks & records.SILENT])
     _raise_fact(batch, "forgotten_fence", [identity for identity, _, fence in going if fence])

@@ -112,7 +112,7 @@ class Engine:
         assert opened is not None
         with self._lock:
             self.check()
-            reader = Reader(self.path, self.options.busy_seconds, opened.store, opened.now)
+            reader = Reader(self.path, self.options.busy_seconds, opened.store, opened.now, self.newest)
             self._readers.add(reader)
         return reader
 

@@ -18,6 +18,13 @@ So at the moment of the second look the state that is shown is the newest commit
 have seen a newer one. If a process dies anywhere in between, its number remains in the file and the others read from
 the database until they have committed themselves.
 
+**What readers find.** A read that has to ask the database puts what it found beside the state that is shown, if the
+answer is of that state: a token names one state, and no other has the same. The writer takes that over when it begins
+the next batch. A look in vain brings the gap that the key lies in (`interlock.backends.sqlite.gaps`).
+
+Compaction removes rows without a new position. It says which before its COMMIT (`remove`), and what is known of them
+is then dropped; nothing else that is kept can become wrong by it.
+
 The writer trusts what is kept only after SQLite itself has said, inside the write transaction, that nobody else has
 committed since (``PRAGMA data_version``, one statement for a batch). So what is judged never rests on the queue file.
 """
@@ -29,6 +36,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from interlock.backends.sqlite.connection import Connection
+from interlock.backends.sqlite.gaps import Gaps
 from interlock.backends.sqlite.locking import COMMITTER, QueueLock
 from interlock.backends.sqlite.statements import EXPIRES_AT, NONCE, POSITION, TRAIL, VALUE, Row
 from interlock.backends.sqlite.trail import QUIET
@@ -43,30 +51,48 @@ _ROW_BYTES: Final = 400
 _LONG_BYTES: Final = 64 << 10
 """Longer values are not kept."""
 _BULK_ROWS: Final = 1024
-"""A batch with more rows is not kept: a bulk load would push out what is used all the time."""
+"""A batch with more rows than this, which take more than a quarter of a half, is not kept: a bulk load would push out
+what is used all the time."""
+_LEARNT_ROWS: Final = 1024
+_LEARNT_BYTES: Final = 4 << 10
+"""How many rows readers may put in for one state, and how long their values may be."""
 _MISSING: Final[Any] = object()
 
 
-class _Shown(NamedTuple):
-    """A state that readers may see: its token and the rows of it that are kept."""
+class Shown(NamedTuple):
+    """A state that readers may see: its token, the rows of it that are kept, and what readers have found besides."""
 
     token: Token
     young: Rows
     old: Rows
+    gaps: Gaps
+    learnt: dict[Key, Row]
+    empty: dict[Key, Key]
+    """Gaps that were found: the key before each of them -> the key behind it."""
+
+    def learn(self, key: Key, row: Row | None, before: Key | None, behind: Key | None) -> None:
+        """A reader has found, in this very state, a row, or None between these two neighbours. Of the first and the
+        last key there is nothing to learn."""
+        if row is None:
+            if before is not None and behind is not None and len(self.empty) < _LEARNT_ROWS:
+                self.empty[before] = behind
+        elif len(self.learnt) < _LEARNT_ROWS and len(row[VALUE] or b"") <= _LEARNT_BYTES:
+            self.learnt[key] = row
 
 
 class Newest:
     """What one engine keeps. Written by its writer only; readers use `token` and `read`."""
 
-    __slots__ = ("_bytes", "_number", "_old", "_page", "_shown", "_version", "_young", "ends", "now")
+    __slots__ = ("_bytes", "_gaps", "_number", "_old", "_page", "_shown", "_version", "_young", "ends", "now")
 
     def __init__(self) -> None:
         self.now: Callable[[], float] = float
         self.ends: tuple[int, bytes, int] | None = None
         """For the writer: the newest position and its id, and the position of the horizon; None if not known."""
-        self._shown: _Shown | None = None
+        self._shown: Shown | None = None
         self._young: Rows = {}
         self._old: Rows = {}
+        self._gaps = Gaps()
         self._bytes = 0
         self._version = -1
         self._number = bytes(8)
@@ -85,8 +111,8 @@ class Newest:
         shown = self._shown
         if shown is None or self._page[COMMITTER] != self._number:
             return None
-        token, young, old = shown
-        if at is not None and at != token:
+        token, young, old, gaps, learnt, _ = shown
+        if at is not None and at is not token and at != token:
             return None
         entries: list[Entry | None] = []
         for key in keys:
@@ -94,7 +120,12 @@ class Newest:
             if row is _MISSING:
                 row = old.get(key, _MISSING)
                 if row is _MISSING:
-                    return None
+                    if gaps.cover(key):
+                        row = None
+                    else:
+                        row = learnt.get(key)
+                        if row is None:
+                            return None
             if row is None or (row[VALUE] is None and row[TRAIL] == QUIET):
                 entries.append(None)
             else:
@@ -103,6 +134,13 @@ class Newest:
         if self._shown is not shown:
             return None
         return Reading(entries, token, self.now())
+
+    def shown(self, at: Token | None) -> Shown | None:
+        """The state that readers may see, if ``at`` is that state: where to put what is found in the database."""
+        shown = self._shown
+        if shown is None or (at is not None and at != shown.token) or self._page[COMMITTER] != self._number:
+            return None
+        return shown
 
     # -- the writer ----------------------------------------------------------------------------------------------------
     def open(self, lock: QueueLock, now: Callable[[], float]) -> None:
@@ -118,17 +156,32 @@ class Newest:
         if version != self._version:
             self.forget()
             self._version = version
+        elif self._shown is not None:
+            self._take_over(self._shown)
+
+    def _take_over(self, shown: Shown) -> None:
+        """Keep what readers have found in the newest state. They may go on looking: what is added is true of it."""
+        if shown.learnt:
+            for key, row in shown.learnt.copy().items():
+                if key not in self._young:
+                    self._young[key] = row
+                    self._bytes += _size(row)
+            shown.learnt.clear()
+        if shown.empty:
+            for start, stop in shown.empty.copy().items():
+                self._gaps.add(start, stop)
 
     def look(self, keys: Iterable[Key], rows: dict[Key, Row]) -> list[Key]:
         """Put the rows that are kept into ``rows``; the keys of which nothing is known."""
-        young, old = self._young, self._old
+        young, old, cover = self._young, self._old, self._gaps.cover
         missing = []
         for key in keys:
             row = young.get(key, _MISSING)
             if row is _MISSING:
                 row = old.get(key, _MISSING)
                 if row is _MISSING:
-                    missing.append(key)
+                    if not cover(key):
+                        missing.append(key)
                     continue
             if row is not None:
                 rows[key] = row
@@ -143,13 +196,20 @@ class Newest:
     def show(self, keys: Iterable[Key], rows: dict[Key, Row], token: Token, ends: tuple[int, bytes, int]) -> None:
         """After COMMIT, or in place of it where nothing was written: what the batch knows of ``keys`` and ``rows``."""
         self._shown = None
-        if len(rows) <= _BULK_ROWS:
+        if self.ends is None or self._gaps.full:
+            self._gaps = Gaps()
+        elif self._gaps.starts:
+            head, fill = self.ends[0], self._gaps.fill
+            for key, row in rows.items():
+                if row[POSITION] > head:
+                    fill(key)
+        if len(rows) <= _BULK_ROWS or sum(map(_size, rows.values())) <= _HALF_BYTES // 4:
             self._keep(keys, rows)
         else:
             for key in rows:
                 self._drop(key)
         self.ends = ends
-        self._shown = _Shown(token, self._young, self._old)
+        self._shown = Shown(token, self._young, self._old, self._gaps, {}, {})
 
     def _keep(self, keys: Iterable[Key], rows: dict[Key, Row]) -> None:
         young = self._young
@@ -159,15 +219,11 @@ class Newest:
                 young[key] = None
                 size += _ROW_BYTES
         for key, row in rows.items():
-            value = row[VALUE]
-            if value is None:
-                size += _ROW_BYTES
-            elif len(value) <= _LONG_BYTES:
-                size += _ROW_BYTES + len(value)
+            if len(row[VALUE] or b"") <= _LONG_BYTES:
+                young[key] = row
+                size += _size(row)
             else:
                 self._drop(key)
-                continue
-            young[key] = row
         if size > _HALF_BYTES:
             self._old, self._young, size = young, {}, 0
         self._bytes = size
@@ -175,6 +231,11 @@ class Newest:
     def _drop(self, key: Key) -> None:
         self._young.pop(key, None)
         self._old.pop(key, None)
+
+    def remove(self, key: Key) -> None:
+        """Compaction is about to remove the row of a key. Knowing less is no harm to whoever still reads."""
+        self._drop(key)
+        self._gaps.remove(key)
 
     def close(self) -> None:
         """Forget everything and give up the view of the queue file."""
@@ -185,3 +246,9 @@ class Newest:
         """Nothing is known any more."""
         self._shown = self.ends = None
         self._young, self._old, self._bytes = {}, {}, 0
+        self._gaps = Gaps()
+
+
+def _size(row: Row) -> int:
+    """About how many bytes a row takes."""
+    return _ROW_BYTES + len(row[VALUE] or b"")

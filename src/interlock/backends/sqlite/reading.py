@@ -16,11 +16,12 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from interlock.backends.sqlite import record as records
 from interlock.backends.sqlite.connection import CLOSED, FAILURES, Connection, connect, failure
+from interlock.backends.sqlite.newest import Newest, Shown
 from interlock.backends.sqlite.outcomes import recorded
+from interlock.backends.sqlite.past import Past
 from interlock.backends.sqlite.statements import (
     COLUMNS,
     HEAD,
@@ -28,6 +29,7 @@ from interlock.backends.sqlite.statements import (
     IN_ORDER,
     LISTED,
     POSITION,
+    READ_AROUND,
     READ_ONE,
     READ_ONE_AT,
     TRAIL,
@@ -36,7 +38,7 @@ from interlock.backends.sqlite.statements import (
     Row,
     find,
 )
-from interlock.backends.sqlite.trail import QUIET, back
+from interlock.backends.sqlite.trail import QUIET
 from interlock.backends.sqlite.validation import Known, State, author_of, check_store, entry_of, too_old
 from interlock.errors import BackendCorruptError, InterlockError, SnapshotTooOldError, UsageError
 from interlock.model import (
@@ -56,25 +58,24 @@ from interlock.model import (
     TransactionId,
 )
 
-_RECORDS_KEPT: Final = 16
-
 
 class Reader:
     """A thread's view of the store. Methods are synchronous and short."""
 
-    def __init__(self, path: str, busy_seconds: float, store: int, now: Callable[[], float]) -> None:
+    def __init__(self, path: str, busy_seconds: float, store: int, now: Callable[[], float], newest: Newest) -> None:
         self.path = path
         self.store = store
         self.now = now
+        self._newest = newest
         self.lock = threading.RLock()
         self.closed = False
         self._token = Token(store, 1, -1)
-        self._records: dict[int, records.Replaced] = {}
         try:
             self.connection: Connection = connect(path, busy_seconds=busy_seconds, read_only=True)
         except sqlite3.Error as error:
             raise failure(error, path) from None
         self._execute = self.connection.execute
+        self._past = Past(self._execute)
 
     def __del__(self) -> None:
         connection = getattr(self, "connection", None)
@@ -136,10 +137,23 @@ class Reader:
                 if at is not None:
                     check_store(at, self.store)
                 if len(keys) == 1:
+                    shown = self._newest.shown(at)
+                    if shown is not None:
+                        return self._read_and_learn(keys[0], at, shown)
                     return self._read_newest(keys[0]) if at is None else self._read_one(keys[0], at)
                 return self._read_many(keys, at)
         except FAILURES as error:
             raise self.failed(error) from error
+
+    def _read_and_learn(self, key: Key, at: Token | None, shown: Shown) -> Reading:
+        head, identity, *columns, before, behind = self._execute(READ_AROUND, (bytearray(key),)).fetchone()
+        row: Row | None = None if columns[0] is None else (key, *columns)
+        token = self._token_of(head, identity)
+        if token == shown.token:
+            shown.learn(key, row, before, behind)
+        elif at is not None:
+            return self._read_one(key, at)
+        return Reading([entry_of(row)], token, self.now())
 
     def _read_newest(self, key: Key) -> Reading:
         head, identity, position, nonce, value, expires_at, trail = self._execute(
@@ -162,7 +176,7 @@ class Reader:
         row: Row = (key, *found[1:])
         if row[POSITION] <= at.position:
             return Reading([entry_of(row)], at, self.now())
-        old = self._as_of(row, at.position)
+        old = self._past.as_of(row, at.position)
         self._check(at)
         return Reading([entry_of(old)], at, self.now(), True)
 
@@ -172,7 +186,7 @@ class Reader:
         for key, row in rows.items():
             if row[POSITION] > token.position:
                 superseded = True
-                rows[key] = self._as_of(row, token.position)  # type: ignore[assignment]
+                rows[key] = self._past.as_of(row, token.position)  # type: ignore[assignment]
         if at is not None or superseded:
             self._check(token)
         return Reading([entry_of(rows.get(key)) for key in keys], token, self.now(), superseded)
@@ -182,33 +196,6 @@ class Reader:
         rows: dict[Key, Row] = {}
         ends = find(self.connection, keys, rows, with_feed=at is None)
         return self._token_of(*ends[:2]) if at is None else at, rows
-
-    def _record(self, position: int) -> records.Replaced:
-        """What the commit at a position replaced. Raises `KeyError` where it is no longer kept."""
-        record = self._records.get(position)
-        if record is None:
-            found = self._execute("SELECT record FROM feed WHERE position = ?", (position,)).fetchone()
-            if found is None or found[0] is None:
-                raise KeyError(position)
-            if len(self._records) >= _RECORDS_KEPT:
-                self._records.clear()
-            record = self._records[position] = records.decode_replaced(found[0])
-        return record
-
-    def _as_of(self, row: Row, snapshot: int, *, for_feed: bool = False) -> Row | None:
-        """The row of a key that a snapshot shows, from a newer one. ``for_feed`` goes on past quiet commits."""
-        key = row[0]
-        while row[POSITION] > snapshot:
-            if row[TRAIL] == QUIET and not for_feed:
-                raise SnapshotTooOldError("a version that the snapshot shows was replaced by a commit that keeps none")
-            try:
-                image = records.replaced_of(key, self._record(back(row[TRAIL], row[POSITION], snapshot)))
-            except KeyError:
-                raise too_old(snapshot) from None
-            if image is None:
-                return None
-            row = image
-        return row
 
     def scan(self, span: Span, at: Token | None, limit: int, reverse: bool) -> Page:
         """See `Backend.scan`."""
@@ -240,7 +227,7 @@ class Reader:
                 shown: Row | None = row
                 if row[POSITION] > snapshot:
                     superseded = True
-                    shown = self._as_of(row, snapshot)
+                    shown = self._past.as_of(row, snapshot)
                 if shown is not None and shown[VALUE] is not None and shown[LISTED] == IN_ORDER:
                     items.append((shown[0], Entry((shown[1], shown[2] & NONCE_MASK), shown[3], shown[4] or None)))
             if len(rows) < wanted:
@@ -360,7 +347,7 @@ class Reader:
 
         def newest(keys: list[Key]) -> dict[Key, Row | None]:
             _, found = self._look(keys, begin)
-            return {key: self._as_of(row, last, for_feed=True) for key, row in found.items()}
+            return {key: self._past.as_of(row, last, for_feed=True) for key, row in found.items()}
 
         try:
             return records.changes(rows, self.store, newest)

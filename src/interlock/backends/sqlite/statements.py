@@ -48,6 +48,13 @@ READ_ONE_AT: Final = (
     "SELECT f.id, c.position, c.nonce, c.value, c.expires_at, c.trail, c.listed"
     " FROM feed f LEFT JOIN current c ON c.key = ? WHERE f.position = ?"
 )
+READ_AROUND: Final = (
+    "SELECT f.position, f.id, c.position, c.nonce, c.value, c.expires_at, c.trail, c.listed,"
+    " CASE WHEN c.position IS NULL THEN (SELECT max(key) FROM current WHERE key < ?1) END,"
+    " CASE WHEN c.position IS NULL THEN (SELECT min(key) FROM current WHERE key > ?1) END"
+    f" FROM ({HEAD}) f LEFT JOIN current c ON c.key = ?1"
+)
+"""As `READ_ONE`, and where there is no row, its two neighbours."""
 _FEED_ENDS: Final = (
     f"SELECT NULL, f.position, f.id, (SELECT position FROM ({HORIZON})), NULL, NULL, NULL FROM ({HEAD}) f"
 )

@@ -280,7 +280,7 @@ class Writer:
 
     def _show(self) -> None:
         """Let readers see what a batch has decided, before its callers are woken, who will ask for it."""
-        if self._decided is None or self._decided[0].compacted:
+        if self._decided is None:
             return
         batch, wanted = self._decided
         position, identity = batch.end
