@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from interlock.model import (
@@ -39,6 +39,7 @@ from interlock.model import (
     Span,
     Token,
     TransactionId,
+    Write,
 )
 
 
@@ -204,3 +205,37 @@ class Backend(Protocol):
     def blocking(self) -> Backend:
         """The same store for callers that step: a backend with ``suspends`` False, perhaps itself. Closing either
         closes both. (Itself with ``suspends`` True: there is none, see `interlock.backends.bridges.Bridged`.)"""
+
+
+class Direct(Protocol):
+    """A short way into a backend whose calls are nothing but a little computing, as plain functions: a coroutine for
+    each call would cost as much as the call.
+
+    A backend that has one gives it out by a method ``direct()`` of its class, which may say None; `direct_way` asks for
+    it. Both methods may say None at any time, and have done nothing then; the caller goes by `Backend.read` and
+    `Backend.commit`, which alone say what was wrong. So nothing but time depends on this."""
+
+    def look(self, key: Key, at: Token | None) -> tuple[Entry | None, Token] | None:
+        """What `Backend.read` finds under one key, and the token, if the entry is the newest of all."""
+
+    def put(
+        self,
+        transaction: TransactionId,
+        agent: str,
+        isolation: str,
+        snapshot: Token,
+        reads: Mapping[Key, Entry | None],
+        writes: Mapping[Key, Write],
+        absent: Iterable[Key],
+        operation: str | None,
+        run_id: str | None,
+        attempt: int,
+    ) -> Reply | None:
+        """What `Backend.commit` does with a request that writes something, expects what was read to be as it was found
+        here, and the keys ``absent`` to be absent."""
+
+
+def direct_way(backend: Backend) -> Direct | None:
+    """The short way into a backend, if its class has one. What only passes calls on (a proxy) has none."""
+    way: Callable[[Backend], Direct | None] | None = getattr(type(backend), "direct", None)
+    return None if way is None else way(backend)

@@ -23,6 +23,7 @@ from interlock.core.cursors import cursor_of
 from interlock.core.isolation import Isolation
 from interlock.core.refusals import transaction_text
 from interlock.core.running import Committed
+from interlock.core.straight import UNDONE, commit_now, read_now, write_now
 from interlock.core.transaction import MISSING, current
 from interlock.errors import UsageError
 from interlock.keys import UserKey as Key
@@ -84,7 +85,12 @@ class AgentView(handles.Handle, Generic[V]):
     def read(self, key: Key, default: D) -> V | D: ...
     def read(self, key: Key, default: Any = None) -> Any:
         """The value of a key as this session sees it, or ``default`` where there is none."""
-        return self._do(self._txn.read(self._home or self._bound("read"), key, default))
+        txn, home = self._txn, self._home
+        if home is not None and txn.thread is None:
+            value = read_now(txn, home, key, default)
+            if value is not UNDONE:
+                return value
+        return self._do(txn.read(home or self._bound("read"), key, default))
 
     def expect(self, key: Key) -> V:
         """The value of a key. Raises `NotFoundError` where there is none."""
@@ -184,7 +190,9 @@ class AgentSession(AgentView[V]):
 
     def write(self, key: Key, value: V) -> None:
         """Put a value. Raises `ValueRefusedError` at once if it cannot be stored exactly."""
-        self._do(writing.write(self._txn, self._home or self._bound("write"), key, value))
+        txn, home = self._txn, self._home
+        if home is None or txn.thread is not None or not write_now(txn, home, key, value):
+            self._do(writing.write(txn, home or self._bound("write"), key, value))
 
     def delete(self, key: Key) -> None:
         """Remove a value; no effect where there is none."""
@@ -310,8 +318,9 @@ class AgentSession(AgentView[V]):
             return
         try:
             if error is None and txn.state == ACTIVE:
-                plain = txn.settle is None and txn.records is None  # then this is what `finish` does
-                self._do(commit(txn) if plain else handles.finish(txn))
+                if txn.thread is not None or not commit_now(txn):
+                    plain = txn.settle is None and txn.records is None  # then this is what `finish` does
+                    self._do(commit(txn) if plain else handles.finish(txn))
             else:
                 ending = handles.leave(txn, error)
                 if ending is not None:

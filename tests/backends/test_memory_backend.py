@@ -24,8 +24,8 @@ import interlock.backends.memory
 from interlock import codec
 from interlock.backends.memory import MemoryBackend
 from interlock.errors import UnsupportedError, UsageError
-from interlock.model import Delete, Merge, Operation, Settled, Token
-from interlock.ports import Backend
+from interlock.model import Delete, Entry, Merge, Operation, Settled, Token
+from interlock.ports import Backend, direct_way
 from interlock.testing.conformance.world import EVERYTHING, Subject, key, new_transaction, put, span, step, thawed
 
 _names = (f"test-{number}" for number in itertools.count())
@@ -387,6 +387,22 @@ def _shown(store: Subject) -> dict[str, Any]:
     }
 
 
+async def _put_directly(store: Subject) -> None:
+    direct = direct_way(store.backend)
+    assert direct is not None
+    found = direct.look(key("a"), None)
+    assert found is not None
+    entry, token = found
+    writes = {
+        key("a"): put(5),
+        key("b"): put(5),
+        key("new"): put(5),
+        key("hidden"): put(1, ttl_seconds=9.0, listed=False),
+    }
+    reply = direct.put(new_transaction(), "a", "serializable", token, {key("a"): entry}, writes, (), None, None, 1)
+    assert reply is not None
+
+
 _ACTS: dict[str, Callable[[Subject], Any]] = {
     "commit": lambda store: store.commit({key("a"): put(5), key("b"): put(5), key("new"): put(5)}),
     "everything": lambda store: store.commit(
@@ -401,6 +417,7 @@ _ACTS: dict[str, Callable[[Subject], Any]] = {
         spans=(span("x", "z"),),
         reads={key("gone"): step(store.version(key("gone")))},
     ),
+    "direct": _put_directly,
     "quiet": lambda store: store.commit({key("lock"): Delete(), key("a"): put(7), key("new"): put(1)}, quiet=True),
     "expire": lambda store: store.backend.compact(0.0),
 }
@@ -436,6 +453,100 @@ def test_an_interrupt_at_any_line_leaves_all_or_nothing(act: str) -> None:
     assert seen == sorted(seen), "what was done comes undone"
     assert seen[0] is False
     assert seen[-1] is True
+
+
+@pytest.mark.parametrize("act", ["commit", "direct", "quiet"])
+def test_a_look_in_the_middle_of_a_commit_sees_all_or_nothing_of_it(act: str) -> None:
+    """The look takes no lock; so it is made here from every place that a commit may have come to."""
+    names = [key(text) for text in ("a", "b", "new", "lock")]
+    answered = 0
+    for nth in itertools.count(1):
+        store, before = _furnished()
+        direct = direct_way(store.backend)
+        assert direct is not None
+        at_first = step(store.backend.read(names)).entries
+        interrupting = _Interrupting(nth)
+        try:
+            with interrupting:
+                step(_ACTS[act](store))
+        except KeyboardInterrupt:
+            pass
+        looks = [direct.look(name, None) for name in names]
+        early = [direct.look(name, before) for name in names]
+        last = step(store.backend.snapshot())
+        at_last = step(store.backend.read(names)).entries
+        for look, then, now in zip(looks, at_first, at_last, strict=True):
+            answered += look is not None
+            assert look in (None, (then, before), (now, last))
+        for look, then in zip(early, at_first, strict=True):
+            assert look in (None, (then, before))
+        if interrupting.left > 0:
+            assert [look and look[0] for look in looks] == at_last
+            break
+    assert answered
+
+
+def test_the_direct_way_says_none_to_what_is_not_for_it() -> None:
+    store = Subject(MemoryBackend())
+    direct = direct_way(store.backend)
+    assert direct is not None
+    version = step(store.commit({key("a"): put(1), key("b"): put(1)})).version
+    found = direct.look(key("a"), None)
+    assert found is not None
+    entry, token = found
+    assert entry is not None
+    assert entry.version == version
+
+    def send(reads: Any, writes: Any, absent: Any = (), transaction: int = 0) -> Any:
+        return direct.put(transaction or new_transaction(), "a", "s", token, reads, writes, absent, None, None, 1)
+
+    written = {key("b"): put(2)}
+    assert send({key("a"): Entry(version, b"i1")}, written) is None
+    assert send({key("new"): entry}, written) is None
+    assert send({key("b"): None}, written) is None
+    assert send({}, written, (key("a"),)) is None
+    assert send({}, {key("b"): Delete()}) is None
+    assert send({}, {key("b"): put(2), key("n"): _add(1)}) is None
+    fenced = new_transaction()
+    step(store.backend.outcome(fenced, fence=True))
+    assert send({}, written, (), fenced) is None
+    assert step(store.value(key("b"))) == 1
+    assert [change.version for change in step(store.feed())] == [version]
+
+
+def test_a_transaction_that_is_sent_twice_by_the_direct_way_happens_once() -> None:
+    store = Subject(MemoryBackend())
+    direct = direct_way(store.backend)
+    assert direct is not None
+    token, number = step(store.backend.snapshot()), new_transaction()
+    sent = number, "a", "s", token, {}, {key("a"): put(1)}, (key("b"),), "op", "run", 2
+    assert direct.put(*sent) is not None
+    assert direct.put(*sent) is None
+    settled, change = step(store.backend.outcome(number, fence=True))
+    assert settled is Settled.COMMITTED
+    assert change is not None
+    assert (change.agent, change.operation, change.run_id, change.attempt) == ("a", "op", "run", 2)
+
+
+def test_a_subclass_or_a_proxy_has_no_direct_way_and_a_closed_store_refuses_it() -> None:
+    class Watched(MemoryBackend):
+        pass
+
+    class Proxy:
+        def __init__(self, inner: MemoryBackend) -> None:
+            self.inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+    assert direct_way(Watched()) is None
+    assert direct_way(Proxy(MemoryBackend())) is None  # type: ignore[arg-type]
+    backend = MemoryBackend()
+    direct = direct_way(backend)
+    assert direct is not None
+    step(backend.close())
+    with pytest.raises(UsageError, match="closed"):
+        direct.look(key("a"), None)
 
 
 def test_an_interrupted_compaction_can_be_gone_on_with() -> None:

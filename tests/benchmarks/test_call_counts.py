@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import interlock
+import interlock.sync
 from interlock.backends.memory import MemoryBackend
 from interlock.core.engine import HOUSEKEEPING_COMMITS
 from interlock.model import CommitRequest, Key, Reading, Reply, Token
@@ -189,21 +190,63 @@ def python_calls(work: Callable[[interlock.SharedResource[Any]], Awaitable[objec
     return asyncio.run(run())
 
 
+def stepped_calls(work: Callable[[interlock.sync.SharedResource[Any]], object]) -> int:
+    """The same in synchronous code."""
+    with interlock.sync.open("memory://", agent="counter") as store:
+        stock = store.resource("stock")
+        for _ in range(2):
+            work(stock)
+        calls = 0
+
+        def count(frame: FrameType, event: str, argument: object) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        before = sys.getprofile()
+        sys.setprofile(count)
+        try:
+            work(stock)
+        finally:
+            sys.setprofile(before)
+        return calls
+
+
+def increase_now(session: interlock.sync.AgentSession[Any], key: str) -> None:
+    session.write(key, session.read(key, 0) + 1)
+
+
 def test_python_calls_of_a_session() -> None:
     async def work(stock: interlock.SharedResource[Any]) -> None:
         async with stock.session() as session:
             await increase(session, "apples")
 
-    assert python_calls(work) <= 26
+    assert python_calls(work) <= 20
 
 
 def test_python_calls_of_run() -> None:
-    assert python_calls(lambda stock: stock.run(increase, "apples")) <= 27
+    assert python_calls(lambda stock: stock.run(increase, "apples")) <= 21
 
 
 def test_python_calls_of_run_with_an_idempotency_key() -> None:
     keys = iter(range(10))
-    assert python_calls(lambda stock: stock.run(increase, "apples", idempotency_key=f"order-{next(keys)}")) <= 47
+    assert python_calls(lambda stock: stock.run(increase, "apples", idempotency_key=f"order-{next(keys)}")) <= 45
+
+
+def test_python_calls_of_a_synchronous_session() -> None:
+    def work(stock: interlock.sync.SharedResource[Any]) -> None:
+        with stock.session() as session:
+            increase_now(session, "apples")
+
+    assert stepped_calls(work) <= 20
+
+
+def test_python_calls_of_synchronous_run() -> None:
+    assert stepped_calls(lambda stock: stock.run(increase_now, "apples")) <= 23
+
+
+def test_python_calls_of_synchronous_run_with_an_idempotency_key() -> None:
+    keys = iter(range(10))
+    assert stepped_calls(lambda stock: stock.run(increase_now, "apples", idempotency_key=f"order-{next(keys)}")) <= 47
 
 
 # --- statements -------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from interlock.core.typed import PLAIN, value_type
 from interlock.errors import InterlockError, UnsupportedError, UsageError
 from interlock.gates import Gates, KeysInUse
 from interlock.keys import check_name
-from interlock.ports import Backend, Runtime
+from interlock.ports import Backend, Runtime, direct_way
 
 HOUSEKEEPING_COMMITS: Final = 512
 """After how many commits of one store object a batch is compacted."""
@@ -67,6 +67,7 @@ class Engine:
             if type(seconds) not in (int, float) or not 0 < seconds < float("inf"):
                 raise UsageError(f"{name} is a number of seconds above 0, not {seconds!r}")
         self.backend = backend
+        self.direct = direct_way(backend)
         self.runtime = runtime
         self.make_view = make_view
         self.agent = agent

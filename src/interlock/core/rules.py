@@ -53,8 +53,8 @@ class Rules:
     """What is in force for a space: published by anybody, or declared here and published with the next commit."""
 
     __slots__ = (
-        "_declared_floor", "_published", "expected", "floor", "invariants", "key", "locks_key", "pending", "ruled",
-        "space",
+        "_declared_floor", "_published", "absent", "expected", "floor", "free", "invariants", "key", "locks_key",
+        "pending", "ruled", "space",
     )  # fmt: skip
 
     def __init__(self, space: Space, published: Published, declared_floor: int, invariants: Invariants) -> None:
@@ -66,6 +66,9 @@ class Rules:
         self.invariants = invariants
         self.pending = declared_floor > published.floor or not published.names.issuperset(invariants)
         self.ruled = bool(self.floor or invariants or published.names)
+        self.free = not self.ruled and published.expected is ABSENT
+        self.absent = (self.key, self.locks_key)
+        """What is not in the store while a space has neither rules (`free`) nor locks."""
         self._published = published
         self._declared_floor = declared_floor
 

@@ -31,6 +31,7 @@ from interlock.core.options import DEFAULTS
 from interlock.core.refusals import transaction_text
 from interlock.core.retrying import Retrying
 from interlock.core.space import Resource
+from interlock.core.straight import commit_now
 from interlock.core.transaction import Transaction, current
 from interlock.core.writing import Mark
 from interlock.errors import CommitUnknownError, ConflictError, UsageError
@@ -127,7 +128,8 @@ class Running(Retrying, eq=False):
                 if self.record is not None:
                     self._add_record(txn, self.record, value)
                 try:
-                    await commit(txn)
+                    if not commit_now(txn):
+                        await commit(txn)
                 except CommitUnknownError as unknown:
                     await self.settle(txn, unknown)
                 return value

@@ -21,6 +21,7 @@ from interlock.core.isolation import Isolation
 from interlock.core.locking import let_go
 from interlock.core.refusals import transaction_text
 from interlock.core.running import Committed
+from interlock.core.straight import commit_now
 from interlock.core.transaction import MISSING, current
 from interlock.keys import UserKey as Key
 from interlock.model import Delete
@@ -268,8 +269,9 @@ class AgentSession(AgentView[V]):
             return
         try:
             if error is None and txn.state == ACTIVE:
-                plain = txn.settle is None and txn.records is None  # then this is what `finish` does
-                await (commit(txn) if plain else handles.finish(txn))
+                if not commit_now(txn):
+                    plain = txn.settle is None and txn.records is None  # then this is what `finish` does
+                    await (commit(txn) if plain else handles.finish(txn))
             else:
                 ending = handles.leave(txn, error)
                 if ending is not None:

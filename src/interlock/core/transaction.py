@@ -227,6 +227,11 @@ class Transaction(Attempted, eq=False):
                 and raw not in self.writes
                 and (self.token is not None or raw not in self.engine.gates.open)
             ):
+                direct = self.engine.direct
+                if direct is not None and (found := direct.look(raw, self.token)) is not None:
+                    entry, self.token = found
+                    self.reads[raw] = entry
+                    return default if entry is None or entry.value is None else resource.thaw(entry.value)
                 self.state = BUSY  # the first read of a key in nearly every session: `fetch`, cut short
                 reading = await self.backend.read((raw,), self.token)
                 if self.state == BUSY:

@@ -23,6 +23,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from interlock.backends.memory.direct import Direct
 from interlock.backends.memory.engine import Engine
 from interlock.errors import UnsupportedError, UsageError
 from interlock.model import (
@@ -110,6 +111,7 @@ class MemoryBackend:
         family.append(self)
         self._waiting: set[Waiter] = set()
         self._refusal: str | None = None
+        self._direct = Direct(engine.state)
         _process.backends.add(self)
 
     def __repr__(self) -> str:
@@ -121,7 +123,11 @@ class MemoryBackend:
     def refuse(self, reason: str) -> None:
         """Make every later call a `UsageError` that says why; the first reason stays."""
         if self._refusal is None:
-            self._refusal = reason
+            self._refusal = self._direct.refusal = reason
+
+    def direct(self) -> Direct | None:
+        """The short way into the store; None from a subclass, whose own methods it would pass by."""
+        return self._direct if type(self) is MemoryBackend else None
 
     async def snapshot(self) -> Token:
         """A token of everything committed so far."""

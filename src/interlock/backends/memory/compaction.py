@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Final
 
 from interlock.backends.memory.performing import perform
-from interlock.backends.memory.state import Record, State, older
+from interlock.backends.memory.state import PlainRecord, Record, State, older
 from interlock.model import CommitRequest, Delete, Key, Write
 
 SYSTEM_AGENT: Final = "interlock"
@@ -79,15 +79,15 @@ def _expire(state: State, limit: int, random_bits: Callable[[int], int]) -> int:
         raise
 
 
-def _drop(state: State, record: Record) -> int:
+def _drop(state: State, record: Record | PlainRecord) -> int:
     """Drop one log record, and of the keys that it changed whatever is now below the horizon and superseded there."""
     dropped = 1
     horizon = state.horizon
     for keys in (record.keys, record.cleared):
         for key in keys:
             dropped += _trim(state, key, horizon)
-    state.forgotten = max(state.forgotten, record.request.transaction)
-    state.records.pop(record.request.transaction, None)
+    state.forgotten = max(state.forgotten, record.transaction)
+    state.records.pop(record.transaction, None)
     state.log.pop(record.version[0], None)
     return dropped
 

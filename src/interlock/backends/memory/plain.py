@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from heapq import heappush
 
-from interlock.backends.memory.state import INCARNATION, Record, State
+from interlock.backends.memory.state import INCARNATION, PlainRecord, Record, State
 from interlock.model import ABSENT, NONCE_MASK, CommitRequest, Entry, Key, Put, Reply, Token
 
 
@@ -56,8 +56,16 @@ def commit_plainly(state: State, request: CommitRequest, now: float) -> Reply | 
         state.order.fresh.update(fresh)
     after = Token(token.store, INCARNATION, position)
     record = Record(version, after, now, request)
+    put_in_place(state, record, new)
+    return Reply(version, after, now)
+
+
+def put_in_place(state: State, record: Record | PlainRecord, new: dict[Key, Entry]) -> None:
+    """`State.apply` for the first time, without looking for what a time before may have left, and not for a quiet
+    commit."""
     state.pending = (record, new)
-    chains = state.chains
+    current, chains = state.current, state.chains
+    get = current.get
     for key, entry in new.items():
         old = get(key)
         if old is not None:
@@ -69,9 +77,8 @@ def commit_plainly(state: State, request: CommitRequest, now: float) -> Reply | 
         if entry.expires_at is not None:
             heappush(state.expiring, (entry.expires_at, key))
         current[key] = entry
-    state.records[transaction] = record
-    state.log[position] = record
-    state.version = version
-    state.token = after
+    state.records[record.transaction] = record
+    state.log[record.version[0]] = record
+    state.version = record.version
+    state.token = record.token
     state.pending = None
-    return Reply(version, after, now)

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from heapq import heappush
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -30,10 +30,12 @@ from interlock.model import (
     CommitRequest,
     Entry,
     Key,
+    Reply,
     Span,
     Token,
     TransactionId,
     Version,
+    Write,
 )
 from interlock.ports import Waiter
 
@@ -64,6 +66,21 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     cleared: tuple[Key, ...] = ()
     tombstones: dict[Key, Version] | None = None
     quiet_keys: tuple[Key, ...] = ()
+
+    @property
+    def transaction(self) -> TransactionId:
+        """Whose commit it was."""
+        return self.request.transaction
+
+    @property
+    def agent(self) -> str:
+        """Who made it."""
+        return self.request.agent
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no superseded versions are kept, and the feed has no record."""
+        return self.request.quiet
 
     @property
     def keys(self) -> Collection[Key]:
@@ -97,6 +114,48 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         )
 
 
+class PlainRecord(Reply, frozen=True, gc=False):
+    """The same of a commit that came by `interlock.ports.Direct`, and its reply in one: an object less to make and to
+    keep. ``reads`` has the entries as they were found, which are those that were there at the commit."""
+
+    transaction: TransactionId = 0
+    agent: str = ""
+    isolation: str = ""
+    reads: Mapping[Key, Entry | None] = {}
+    writes: Mapping[Key, Write] = {}
+    operation: str | None = None
+    run_id: str | None = None
+    attempt: int = 1
+
+    cleared: ClassVar[tuple[Key, ...]] = ()
+    quiet: ClassVar[bool] = False
+
+    @property
+    def keys(self) -> Collection[Key]:
+        """The keys that were written."""
+        return self.writes
+
+    def change(self) -> Change | None:
+        """The feed record, made when somebody asks for it."""
+        reads = {key: None if entry is None else entry.version for key, entry in self.reads.items()}
+        return Change(
+            self.version,
+            self.token,
+            self.transaction,
+            self.at,
+            self.agent,
+            self.isolation,
+            self.operation,
+            self.run_id,
+            self.attempt,
+            reads,
+            (),
+            dict(self.writes),
+            (),
+            (),
+        )
+
+
 class State:
     """Everything that a memory engine knows."""
 
@@ -110,11 +169,11 @@ class State:
         self.chains: dict[Key, list[Entry]] = {}
         self.torn: dict[Key, int] = {}
         self.order = KeyOrder()
-        self.log: dict[int, Record] = {}
-        self.records: dict[TransactionId, Record] = {}
+        self.log: dict[int, Record | PlainRecord] = {}
+        self.records: dict[TransactionId, Record | PlainRecord] = {}
         self.fences: dict[TransactionId, float] = {}
         self.expiring: list[tuple[float, Key]] = []
-        self.pending: tuple[Record, dict[Key, Entry]] | None = None
+        self.pending: tuple[Record | PlainRecord, dict[Key, Entry]] | None = None
         self.horizon = 0
         self.swept = 0
         self.forgotten: TransactionId = -1
@@ -155,7 +214,7 @@ class State:
     def author(self, version: Version) -> Author | None:
         """Who committed a version, where the log still has it."""
         record = self.log.get(version[0])
-        return None if record is None else Author(record.request.transaction, record.request.agent, record.at)
+        return None if record is None else Author(record.transaction, record.agent, record.at)
 
     def is_newer(self, key: Key, snapshot: int) -> bool:
         """Whether a key has changed since a snapshot."""
@@ -181,9 +240,9 @@ class State:
                         return key
         return None
 
-    def apply(self, record: Record, new: dict[Key, Entry]) -> None:
+    def apply(self, record: Record | PlainRecord, new: dict[Key, Entry]) -> None:
         """Put a decided commit in place. Doing it again, or again from the middle, does no harm."""
-        quiet = record.request.quiet
+        quiet = record.quiet
         current, chains = self.current, self.chains
         for key, entry in new.items():
             old = current.get(key)
@@ -203,7 +262,7 @@ class State:
                 chains.pop(key, None)
             else:
                 current[key] = entry
-        self.records[record.request.transaction] = record
+        self.records[record.transaction] = record
         self.log[record.version[0]] = record
         self.version = record.version
         self.token = record.token

@@ -1,0 +1,102 @@
+"""The straight ways: reading, writing and committing by plain functions, where the backend has a short way in.
+
+Over a backend that only computes (`interlock.ports.Direct`), the coroutine of a call costs more than the call itself.
+The functions here do what `Transaction.read`, `interlock.core.writing.write` and `interlock.core.commit.commit` do with
+a plain transaction (`Transaction.plain`), or do nothing and say so: then the caller goes the general way, which also
+finds out what was wrong. So they never refuse anything themselves, and whatever is rare is not looked at here:
+
+- a commit that is refused is sent once more by the general way, which is judged anew. Refused, it had written nothing;
+- the state is BUSY or SENDING meanwhile, as on the general way, so a second thread or task that uses the session at
+  the same time is refused there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from interlock.core.calls import ACTIVE, BUSY, COMMITTED, ROLLED_BACK, SENDING
+from interlock.core.engine import HOUSEKEEPING_COMMITS
+from interlock.core.space import Resource
+from interlock.core.transaction import Transaction, process
+from interlock.model import Put
+
+UNDONE: Final[Any] = object()
+"""What `read_now` returns when it has not read."""
+
+
+def read_now(txn: Transaction, resource: Resource, key: Any, default: Any) -> Any:
+    """The value of a key that a plain transaction reads for the first time; UNDONE: ask `Transaction.read`."""
+    space = resource.space
+    if txn.state or not txn.plain or space is not txn.home or type(key) is not str:
+        return UNDONE
+    raw, direct = space.cache.get(key), txn.engine.direct
+    if raw is None or direct is None or raw in txn.reads or raw in txn.writes:
+        return UNDONE
+    token = txn.token
+    if token is None and raw in txn.engine.gates.open:
+        return UNDONE
+    txn.state = BUSY
+    try:
+        found = direct.look(raw, token)
+        if txn.state == BUSY:
+            txn.state = ACTIVE
+        if found is None:
+            return UNDONE
+        entry, txn.token = found
+        txn.reads[raw] = entry
+        return default if entry is None or entry.value is None else resource.thaw(entry.value)
+    except BaseException as error:
+        txn.doom(error)
+        raise
+
+
+def write_now(txn: Transaction, resource: Resource, key: Any, value: Any) -> bool:
+    """Put a value into a plain transaction; False: ask `interlock.core.writing.write`."""
+    space = resource.space
+    if txn.state or not txn.plain or space is not txn.home or type(key) is not str:
+        return False
+    raw = space.cache.get(key)
+    if raw is None:
+        return False
+    txn.state = BUSY
+    try:
+        txn.writes[raw] = Put(resource.freeze(value))
+        if txn.state == BUSY:
+            txn.state = ACTIVE
+        return True
+    except BaseException as error:
+        txn.doom(error)
+        raise
+
+
+def commit_now(txn: Transaction) -> bool:
+    """Commit a plain transaction; False: ask `interlock.core.commit.commit`."""
+    engine, token, writes, last = txn.engine, txn.token, txn.writes, txn.last_call
+    direct = engine.direct
+    if direct is None or token is None or txn.state or not txn.plain or txn.records is not None or not writes:
+        return False
+    if txn.gate is not None or txn.calls is not None or (last is not None and last.cr_frame is not None):
+        return False
+    rules = txn.home.rules  # type: ignore[union-attr]
+    if not rules.free or txn.generation is not process.generation:
+        return False
+    if engine.commits + 1 >= HOUSEKEEPING_COMMITS or len(writes) + len(txn.reads) > engine.few_keys:
+        return False
+    number = txn._id
+    if not number:
+        number = txn._id = engine.new_id()
+    txn.state = SENDING
+    try:
+        txn.reply = direct.put(
+            number, txn.agent, txn.isolation, token, txn.reads, writes, rules.absent, txn.operation, txn.run_id,
+            txn.attempt,
+        )  # fmt: skip
+    except BaseException as error:
+        txn.state, txn.error = ROLLED_BACK, error
+        raise
+    if txn.reply is None:
+        txn.state = ACTIVE
+        return False
+    txn.state = COMMITTED
+    engine.commits += 1
+    return True
