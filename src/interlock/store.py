@@ -35,9 +35,10 @@ from interlock.core.log import TransactionLog
 from interlock.core.options import DEFAULTS, Options, SessionOptions, choose
 from interlock.core.retry import RetryPolicy
 from interlock.core.retrying import Retrying
-from interlock.core.running import Committed, Running
+from interlock.core.running import Committed, Running, run_plainly
 from interlock.core.session import AgentSession, AgentView
 from interlock.core.space import MergeFunction, Resource
+from interlock.core.transaction import current
 from interlock.errors import UsageError
 from interlock.keys import UserKey as Key
 from interlock.layers.effects.outbox import open_journal
@@ -119,6 +120,9 @@ class Sessions(Generic[V]):
 
         Raises: what ``fn`` raises, `RetriesExhaustedError`, `DeadlineExceededError`, `InvariantError`,
             `IdempotencyMismatchError`, `CommitUnknownError`."""
+        if not options and current.get() is None:
+            plain: T = await run_plainly(self._engine, self._resource, AgentSession, fn, args)
+            return plain
         chosen = choose(dict(options), retries=True) if options else DEFAULTS
         running = Running(self._engine, self._resource, chosen, AgentSession, fn, args)
         value: T = await running.run()

@@ -224,7 +224,7 @@ def test_python_calls_of_a_session() -> None:
 
 
 def test_python_calls_of_run() -> None:
-    assert python_calls(lambda stock: stock.run(increase, "apples")) <= 21
+    assert python_calls(lambda stock: stock.run(increase, "apples")) <= 20
 
 
 def test_python_calls_of_run_with_an_idempotency_key() -> None:
@@ -241,7 +241,7 @@ def test_python_calls_of_a_synchronous_session() -> None:
 
 
 def test_python_calls_of_synchronous_run() -> None:
-    assert stepped_calls(lambda stock: stock.run(increase_now, "apples")) <= 23
+    assert stepped_calls(lambda stock: stock.run(increase_now, "apples")) <= 20
 
 
 def test_python_calls_of_synchronous_run_with_an_idempotency_key() -> None:

@@ -24,6 +24,7 @@ from interlock.core import isolation as modes
 from interlock.core.carrying import fence
 from interlock.core.commit import Replay, commit
 from interlock.core.cursors import cursor_of
+from interlock.core.engine import Engine
 from interlock.core.extension import extend
 from interlock.core.idempotency import Record
 from interlock.core.locking import let_go
@@ -124,7 +125,7 @@ class Running(Retrying, eq=False):
                 if type(value) is CoroutineType and engine.runtime.suspends:
                     value = await value
                 else:
-                    value = await self._other_colour(value)
+                    value = await other_colour(self.fn, value, engine.runtime.suspends)
                 if self.record is not None:
                     self._add_record(txn, self.record, value)
                 try:
@@ -138,31 +139,40 @@ class Running(Retrying, eq=False):
                 self.replay = replay
                 return replay.result
             except BaseException as error:
-                txn.rollback(keep_locks=True)
-                if txn.held is not None:
-                    await let_go(txn)
-                self._check_function(error)
-                self.judge(error, txn)
+                await self._take_failure(error, txn)
             finally:
                 txn.leave_context()
             await self.pause()
 
+    async def _take_failure(self, error: BaseException, txn: Transaction) -> None:
+        """Roll back; raises, unless another attempt may follow."""
+        txn.rollback(keep_locks=True)
+        if txn.held is not None:
+            await let_go(txn)
+        self._check_function(error)
+        self.judge(error, txn)
+
+    async def go_on(self, txn: Transaction, begun: float, error: BaseException, value: Any) -> Any:
+        """What comes after a first attempt that was made by `run_plainly` and has failed; ``value`` is what the
+        function returned, if it was the commit that failed."""
+        self.last_transaction, self.attempt, self.started, self.begun = txn, 1, begun, begun
+        try:
+            unknown = txn.unsettled
+            if unknown is not None and error is unknown:
+                try:
+                    await self.settle(txn, unknown)
+                    return value
+                except BaseException as unsettled:
+                    error = unsettled
+            await self._take_failure(error, txn)
+        finally:
+            txn.leave_context()
+        await self.pause()
+        return await self._attempts()
+
     def _check_function(self, error: BaseException) -> None:
         if not callable(self.fn):
             raise UsageError(f"run takes a function and its arguments, not {type(self.fn).__name__}") from error
-
-    async def _other_colour(self, value: Any) -> Any:
-        """What a function returned that is not a plain coroutine on an event loop."""
-        suspends = self.engine.runtime.suspends
-        if hasattr(value, "__await__"):
-            if suspends:
-                return await value
-            if inspect.iscoroutine(value):
-                value.close()
-            raise UsageError(f"{self.fn!r} is an async function; use interlock instead of interlock.sync")
-        if suspends:
-            raise UsageError(f"{self.fn!r} is not an async function; write `async def`, or use interlock.sync")
-        return value
 
     async def _look_up(self, txn: Transaction, record: Key) -> None:
         reading = await txn.backend.read((record,))
@@ -197,7 +207,7 @@ class Running(Retrying, eq=False):
                     self.replay = Replay(stored.result, stored.transaction_id, ran=False)
                     return stored.result
             value = self.fn(self.handle(parent, self.home), *self.arguments, **self.named)
-            value = await self._other_colour(value)
+            value = await other_colour(self.fn, value, self.engine.runtime.suspends)
             if self.record is not None:
                 self._add_record(parent, self.record, value, nested=True)
             return value
@@ -225,3 +235,45 @@ class Running(Retrying, eq=False):
                 transaction_id=transaction_text(parent.id),
             )
         return stored
+
+
+async def other_colour(fn: Callable[..., Any], value: Any, suspends: bool) -> Any:
+    """The result of a function that returned something else than a plain coroutine on an event loop."""
+    if hasattr(value, "__await__"):
+        if suspends:
+            return await value
+        if inspect.iscoroutine(value):
+            value.close()
+        raise UsageError(f"{fn!r} is an async function; use interlock instead of interlock.sync")
+    if suspends:
+        raise UsageError(f"{fn!r} is not an async function; write `async def`, or use interlock.sync")
+    return value
+
+
+async def run_plainly(
+    engine: Engine,
+    home: Resource | None,
+    handle: Callable[[Transaction, Resource | None], Any],
+    fn: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> Any:
+    """`Running.run` without options and outside every session: nearly always one attempt, for which no `Running` is
+    needed. It is made when that attempt fails."""
+    txn = engine.start(home, DEFAULTS, None)
+    begun, value = engine.runtime.monotonic(), None
+    try:
+        txn.context = current.set(txn)
+        txn.operation = idempotency.operation_name(fn)
+        value = fn(handle(txn, home), *arguments)
+        if type(value) is CoroutineType and engine.runtime.suspends:
+            value = await value
+        else:
+            value = await other_colour(fn, value, engine.runtime.suspends)
+        if not commit_now(txn):
+            await commit(txn)
+        return value
+    except BaseException as error:
+        failure = error
+    finally:
+        txn.leave_context()
+    return await Running(engine, home, DEFAULTS, handle, fn, arguments).go_on(txn, begun, failure, value)

@@ -34,6 +34,7 @@ from interlock.core.retry import RetryPolicy
 from interlock.core.retrying import Retrying
 from interlock.core.running import Committed, Running
 from interlock.core.space import MergeFunction, Resource
+from interlock.core.transaction import current
 from interlock.errors import UsageError
 from interlock.keys import UserKey as Key
 from interlock.layers.effects.outbox import open_journal
@@ -46,6 +47,7 @@ from interlock.sync.attempts import Attempt, attempts_of
 from interlock.sync.effects import EffectStore
 from interlock.sync.holdings import Leasing, Lockable
 from interlock.sync.log import TransactionLog
+from interlock.sync.running import run_plainly
 from interlock.sync.sagas import Sagas
 
 V = TypeVar("V")
@@ -124,6 +126,8 @@ class Sessions(Generic[V]):
 
         Raises: what ``fn`` raises, `RetriesExhaustedError`, `DeadlineExceededError`, `InvariantError`,
             `IdempotencyMismatchError`, `CommitUnknownError`."""
+        if not options and current.get() is None:
+            return run_plainly(self._engine, self._resource, fn, args)
         chosen = choose(dict(options), retries=True) if options else DEFAULTS
         running = Running(self._engine, self._resource, chosen, AgentSession, fn, args)
         return step(running.run())

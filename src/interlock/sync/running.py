@@ -1,0 +1,37 @@
+"""`interlock.core.running.run_plainly` for synchronous code, without a coroutine where nothing is rare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from interlock.core.commit import commit
+from interlock.core.engine import Engine
+from interlock.core.idempotency import operation_name
+from interlock.core.options import DEFAULTS
+from interlock.core.running import Running, other_colour
+from interlock.core.space import Resource
+from interlock.core.straight import commit_now
+from interlock.core.transaction import current
+from interlock.stepping import AgentSession, step
+
+
+def run_plainly(engine: Engine, home: Resource | None, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Run a function as a transaction, without options and outside every session."""
+    txn = engine.start(home, DEFAULTS, None)
+    begun, value = engine.runtime.monotonic(), None
+    try:
+        txn.context = current.set(txn)
+        txn.operation = operation_name(fn)
+        value = fn(AgentSession(txn, home), *arguments)
+        if value is not None and hasattr(value, "__await__"):
+            step(other_colour(fn, value, suspends=False))
+        if not commit_now(txn):
+            step(commit(txn))
+        return value
+    except BaseException as error:
+        failure = error
+    finally:
+        txn.leave_context()
+    running = Running(engine, home, DEFAULTS, AgentSession, fn, arguments)
+    return step(running.go_on(txn, begun, failure, value))
