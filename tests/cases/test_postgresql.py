@@ -61,8 +61,12 @@ def ask(url: str, text: str) -> list[Any]:
 
 
 def terminate(world: World) -> int:
-    """End every connection to the world's store; how many there were."""
-    return len(ask(world.url, f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE {sessions(world)}"))
+    """End every connection to the world's store, and see them gone; how many there were."""
+    ended = ask(world.url, f"SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity WHERE {sessions(world)}")
+    theirs = ", ".join(["0", *[str(pid) for pid, _ in ended]])
+    while ask(world.url, f"SELECT 1 FROM pg_stat_activity WHERE pid IN ({theirs})"):  # 13 cannot wait for them itself
+        pass
+    return len(ended)
 
 
 # --- R128, R129: poolers ----------------------------------------------------------------------------------------------

@@ -17,12 +17,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
-from interlock.backends.postgresql import failures, groups
+from interlock.backends.postgresql import failures, groups, reads
 from interlock.backends.postgresql.connections import ERRORS, Connection, LoopPool, translated
 from interlock.backends.postgresql.elsewhere import ThreadedDriver
 from interlock.backends.postgresql.gathering import Gatherer
-from interlock.backends.postgresql.groups import Group, Job, Look
+from interlock.backends.postgresql.groups import Group, Job
 from interlock.backends.postgresql.home import REPEATS, TURNS, Home, Options, Row
+from interlock.backends.postgresql.reads import Look, Shown
 from interlock.backends.postgresql.statements import statements
 from interlock.errors import InterlockError, UsageError
 from interlock.model import Key, Reply, Token
@@ -31,13 +32,14 @@ _KEYS_TOGETHER: Final = 256
 
 
 class Asked:
-    """A read of newest entries that waits for others."""
+    """A read that waits for others. ``is_kept``: it is one as of a snapshot."""
 
-    __slots__ = ("future", "keys")
+    __slots__ = ("future", "is_kept", "keys")
 
-    def __init__(self, keys: Sequence[Key], future: asyncio.Future[Look | Exception]) -> None:
+    def __init__(self, keys: Sequence[Key], future: asyncio.Future[Look | Exception], is_kept: bool) -> None:
         self.keys = keys
         self.future = future
+        self.is_kept = is_kept
 
 
 class Loop:
@@ -53,7 +55,8 @@ class Loop:
     async def _send_reads(self, asked: list[Asked]) -> None:
         found: Look | Exception
         try:
-            found = await groups.look(self._driver, [key for each in asked for key in each.keys])
+            kept = any(each.is_kept for each in asked)
+            found = await reads.look(self._driver, [key for each in asked for key in each.keys], kept=kept)
         except asyncio.CancelledError:  # the loop ends
             for each in asked:
                 each.future.cancel()
@@ -157,6 +160,15 @@ def _next_reads(queue: deque[Asked]) -> list[Asked]:
     return taken
 
 
+async def _together(gatherer: Gatherer[Asked], asked: Asked) -> Look:
+    """Wait until a read was made together with others."""
+    gatherer.add(asked)
+    found = await asked.future
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
 class AsyncDriver:
     """The asynchronous leaf's connections, for any number of event loops."""
 
@@ -200,21 +212,30 @@ class AsyncDriver:
         raise failures.unreachable(f"no answer for {seconds:g} seconds, again and again")
 
     async def look(self, keys: Sequence[Key]) -> Look:
-        """See `interlock.backends.postgresql.groups.look`."""
+        """See `interlock.backends.postgresql.reads.look`."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            return await groups.look(self._other_loop(), keys)
-        reads = (await self._loop(loop)).reads
-        if reads.is_idle or len(keys) > _KEYS_TOGETHER:
-            with reads.alone():
-                return await groups.look(self, keys)
-        asked = Asked(keys, loop.create_future())
-        reads.add(asked)
-        found = await asked.future
-        if isinstance(found, Exception):
-            raise found
-        return found
+            return await reads.look(self._other_loop(), keys)
+        gatherer = (await self._loop(loop)).reads
+        if gatherer.is_idle or len(keys) > _KEYS_TOGETHER:
+            with gatherer.alone():
+                return await reads.look(self, keys)
+        return await _together(gatherer, Asked(keys, loop.create_future(), False))
+
+    async def read_at(self, keys: Sequence[Key], at: Token) -> Shown:
+        """See `interlock.backends.postgresql.reads.read_at`."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return await reads.read_at(self._other_loop(), keys, at)
+        gatherer = (await self._loop(loop)).reads
+        if not (gatherer.is_idle or len(keys) > _KEYS_TOGETHER):
+            shown = reads.as_of(await _together(gatherer, Asked(keys, loop.create_future(), True)), at)
+            if shown is not None:
+                return shown
+        with gatherer.alone():
+            return await reads.read_at(self, keys, at)
 
     async def commit(self, job: Job) -> Reply:
         """See `interlock.backends.postgresql.groups.commit_alone`."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from interlock.backends.postgresql import groups, requests
+from interlock.backends.postgresql import groups, reads, requests
 from interlock.backends.postgresql import record as records
 from interlock.backends.postgresql.failures import DuplicateId
 from interlock.backends.postgresql.home import DURABILITIES, LOCKINGS, Driver, Home, Options, Row
+from interlock.backends.postgresql.reads import check_horizon
 from interlock.backends.postgresql.record import token_of, version
 from interlock.backends.postgresql.requests import Answer, Computed
 from interlock.backends.postgresql.statements import ROWS_READ_BY_POSITION, quoted
@@ -28,7 +29,6 @@ from interlock.backends.postgresql.tokens import (
 from interlock.backends.postgresql.waiting import News
 from interlock.errors import SnapshotTooOldError, UsageError
 from interlock.model import (
-    NONCE_MASK,
     Author,
     Change,
     CommitRefused,
@@ -128,24 +128,9 @@ class PostgreSQLBackend:
         """Entries of several keys as of a snapshot, or the newest."""
         if at is None:
             found = await self._driver.look(keys)
-            entries = [
-                None if position is None else Entry((position, nonce & NONCE_MASK), value, expires_at)
-                for position, nonce, value, expires_at in found.rows
-            ]
-            return Reading(entries, found.token, self._time(found.clock))
-        snapshot = from_detail(at.position, at.detail)
-        rows, _ = await self._driver.fetch("read_at", (list(keys), snapshot.stop, list(snapshot.open)), at=at)
-        _check_horizon(snapshot, *rows[0][:2])
-        shown_entries: list[Entry | None] = []
-        superseded = False
-        for row in rows if keys else ():
-            shown, whole, position = row[3:6]
-            if shown is False:
-                superseded = True
-                if position is None and whole is False:
-                    raise SnapshotTooOldError("a version that the snapshot shows was overwritten quietly")
-            shown_entries.append(_entry(*row[5:9]))
-        return Reading(shown_entries, at, self._time(rows[0][2]), superseded)
+            return Reading(reads.newest(found), found.token, self._time(found.clock))
+        shown = await self._driver.read_at(keys, at)
+        return Reading(shown.entries, at, self._time(shown.clock), shown.superseded)
 
     async def scan(self, span: Span, at: Token | None = None, *, limit: int = 1000, reverse: bool = False) -> Page:
         """Live, listed entries of a range in key order."""
@@ -157,7 +142,7 @@ class PostgreSQLBackend:
             snapshot = from_detail(at.position, at.detail)
             wanted = (span.start, snapshot.stop, list(snapshot.open), span.stop, limit + 1)
             rows, _ = await self._driver.fetch("scan_at" + order, wanted, at=at)
-            _check_horizon(snapshot, *rows[0][:2])
+            check_horizon(snapshot, *rows[0][:2])
             if rows[0][2] == 2:
                 raise SnapshotTooOldError("a version that the snapshot may show was overwritten quietly")
             token, superseded = at, rows[0][2] is not None
@@ -217,7 +202,7 @@ class PostgreSQLBackend:
         judged = requests.judged(request, requests.expectations(request))
         wanted = (snapshot.stop, list(snapshot.open), *judged, list(request.fetch) or None)
         (row,), home = await self._driver.fetch("validate", wanted, at=request.snapshot)
-        _check_horizon(snapshot, *row[:2])
+        check_horizon(snapshot, *row[:2])
         if row[6] is not None:
             raise requests.clashes(request, row[6:15])
         newest = (0, 0) if row[3] is None else (row[3], int.from_bytes(row[5][8:], "big"))
@@ -253,7 +238,7 @@ class PostgreSQLBackend:
             rows, home = await self._driver.fetch("changes", wanted, at=since)
             if since is None and not contains(behind, *rows[0][-2:]) and not found:
                 return await self.changes(None, limit=limit)
-            _check_horizon(behind, *rows[0][-2:])
+            check_horizon(behind, *rows[0][-2:])
             seen = [row for row in rows if row[0] is not None]
             for row in seen:
                 behind = advanced(behind, until, row[0], row[ROWS_READ_BY_POSITION + 1])
@@ -351,15 +336,6 @@ class PostgreSQLBackend:
     def _time(self, seen: float) -> float:
         self._last_time = max(self._last_time, seen)
         return self._last_time
-
-
-def _entry(position: int | None, nonce: int, value: bytes | None, expires_at: float | None) -> Entry | None:
-    return None if position is None else Entry(version(position, nonce), value, expires_at)
-
-
-def _check_horizon(snapshot: Snapshot, stop: int, open_: Sequence[int]) -> None:
-    if not contains(snapshot, stop, open_):
-        raise SnapshotTooOldError("the store no longer keeps this snapshot")
 
 
 def _driver(options: Options, *, suspends: bool) -> Driver:

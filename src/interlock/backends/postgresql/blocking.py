@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import psycopg
 
-from interlock.backends.postgresql import failures, groups
+from interlock.backends.postgresql import failures, groups, reads
 from interlock.backends.postgresql.home import ISOLATE, REPEATS, TURNS, Home, Options, Row, check_server, welcome
 from interlock.backends.postgresql.schema import ensure
 from interlock.backends.postgresql.statements import statements
@@ -184,9 +184,13 @@ class BlockingDriver:
             finally:
                 self._release(connection)
 
-    async def look(self, keys: Sequence[Key]) -> groups.Look:
-        """See `interlock.backends.postgresql.groups.look`."""
-        return await groups.look(self, keys)
+    async def look(self, keys: Sequence[Key]) -> reads.Look:
+        """See `interlock.backends.postgresql.reads.look`."""
+        return await reads.look(self, keys)
+
+    async def read_at(self, keys: Sequence[Key], at: Token) -> reads.Shown:
+        """See `interlock.backends.postgresql.reads.read_at`."""
+        return await reads.read_at(self, keys, at)
 
     async def commit(self, job: groups.Job) -> Reply:
         """See `interlock.backends.postgresql.groups.commit_alone`."""

@@ -3,6 +3,9 @@
 A connection belongs to an event loop, so each loop that uses the store has connections of its own. They are closed with
 the store, or when the loop ends: an asynchronous generator waits in each loop for nothing else. asyncpg's own pool
 would send one more statement at every release and prepare nothing.
+
+asyncpg asks of every element of an array whether it is a container, which takes longer than everything else that it
+does for a commit. The arrays of numbers of the commit functions therefore go as texts, and the server reads them.
 """
 
 from __future__ import annotations
@@ -16,12 +19,14 @@ import asyncpg
 from interlock.backends.postgresql import failures
 from interlock.backends.postgresql.home import ISOLATE, Home, Options, Row, check_server, welcome
 from interlock.backends.postgresql.schema import ensure
+from interlock.backends.postgresql.statements import array_text, as_texts
 
 BROKEN: Final = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 """What says that a connection is of no use any more."""
 ERRORS: Final = (asyncpg.PostgresError, *BROKEN)
 """What the driver raises."""
-
+_MANY: Final = ("commit", "commit_group")
+"""The statements that take many arrays."""
 
 Error = TypeVar("Error", bound=BaseException)
 
@@ -34,6 +39,7 @@ class Connection:
         self._texts = texts
         self._options = options
         self._prepared: dict[str, Any] = {}
+        self._texts_of: dict[str, list[int]] = {}
         self.home = Home(0, 0, 0)
         self.softened = False
 
@@ -44,6 +50,10 @@ class Connection:
             pooled: list[Row] = await self.raw.fetch(self._texts[name], *arguments, *more)
             return pooled
         prepared = self._prepared.get(name) or await self.prepare(name)
+        if name in _MANY:
+            arguments = list(arguments)
+            for place in self._texts_of[name]:
+                arguments[place] = array_text(arguments[place])
         rows: list[Row] = await prepared.fetch(*arguments)
         return rows
 
@@ -52,7 +62,10 @@ class Connection:
         prepared = self._prepared.get(name)
         if prepared is None and not self._options.pooler:
             # By name: without one, asyncpg would have the server parse and plan the statement at every execution.
-            prepared = self._prepared[name] = await self.raw.prepare(self._texts[name], name=f"interlock_{name}")
+            text = self._texts[name]
+            if name in _MANY:
+                text, self._texts_of[name] = as_texts(text)
+            prepared = self._prepared[name] = await self.raw.prepare(text, name=f"interlock_{name}")
         return prepared
 
     async def greet(self) -> None:

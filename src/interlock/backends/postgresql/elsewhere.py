@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from interlock.backends.postgresql import groups
+from interlock.backends.postgresql import groups, reads
 from interlock.backends.postgresql.blocking import BlockingDriver
 from interlock.backends.postgresql.home import Home, Options, Row
 from interlock.errors import UsageError
@@ -60,9 +60,13 @@ class ThreadedDriver:
             raise
         return future.result()
 
-    async def look(self, keys: Sequence[Key]) -> groups.Look:
-        """See `interlock.backends.postgresql.groups.look`."""
-        return await groups.look(self, keys)
+    async def look(self, keys: Sequence[Key]) -> reads.Look:
+        """See `interlock.backends.postgresql.reads.look`."""
+        return await reads.look(self, keys)
+
+    async def read_at(self, keys: Sequence[Key], at: Token) -> reads.Shown:
+        """See `interlock.backends.postgresql.reads.read_at`."""
+        return await reads.read_at(self, keys, at)
 
     async def commit(self, job: groups.Job) -> Reply:
         """See `interlock.backends.postgresql.groups.commit_alone`."""

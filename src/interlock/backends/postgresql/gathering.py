@@ -18,7 +18,7 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-LANES: Final = 4
+LANES: Final = 2
 RELIEF_SECONDS: Final = 0.01
 
 

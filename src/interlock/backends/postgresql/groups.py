@@ -1,4 +1,4 @@
-"""Commits that go to the server together, and reads that do.
+"""Commits that go to the server together.
 
 Under load a call, a transaction of the server and a sync of its log are worth more than what a commit does, so
 commits of one process that queue while earlier ones are under way share them (`gathering`). Each stays a commit of its
@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from interlock.backends.postgresql import locks, requests
 from interlock.backends.postgresql import record as records
-from interlock.backends.postgresql import requests
 from interlock.backends.postgresql.home import Driver, Home, Row
 from interlock.backends.postgresql.record import signed, token_of
-from interlock.backends.postgresql.tokens import behind_own, clamped, from_detail, parsed
+from interlock.backends.postgresql.tokens import behind_own, from_detail, parsed
 from interlock.errors import BackendCorruptError, SnapshotTooOldError
 from interlock.model import (
     NONCE_MASK,
@@ -38,7 +38,6 @@ from interlock.model import (
     Operation,
     Put,
     Reply,
-    Token,
     Write,
 )
 
@@ -57,7 +56,7 @@ class Job:
         "answer",
         "expected",
         "future",
-        "locks",
+        "locking",
         "merge",
         "others",
         "puts",
@@ -81,9 +80,7 @@ class Job:
         self.merge = merge
         self.snapshot = from_detail(request.snapshot.position, request.snapshot.detail)
         self.expected: list[tuple[Key, Expectation]] = [*request.reads.items(), *request.guards.items()]
-        self.locks: list[int] | None = None
-        if locking:
-            self.locks = requests.lock_numbers(request)
+        self.locking = locking
         self.record = records.encode(request)
         self.taken = False
         self.future: Any = None
@@ -154,15 +151,23 @@ class Group:
 
 
 def _locks(jobs: Sequence[Job]) -> list[int] | None:
-    if jobs[0].locks is None:
+    """The locks of all, each once in its strongest mode. The few keys of most commits are looked up together."""
+    if not jobs[0].locking:
         return None
+    salt = jobs[0].request.snapshot.store.to_bytes(8, "big")
+    written: list[Key] = []
+    read: list[Key] = []
     wanted: dict[int, int] = {}
     for job in jobs:
-        for number in job.locks or ():
-            if number & 1:
-                wanted[number - 1] = number
-            else:
-                wanted.setdefault(number, number)
+        request = job.request
+        if len(request.writes) + len(job.expected) <= locks.FEW_KEYS:
+            written += request.writes
+            read += [key for key, _ in job.expected]
+            continue
+        for number in requests.lock_numbers(request):
+            locks.want(wanted, number)
+    for number in locks.of_few(salt, written, read):
+        locks.want(wanted, number)
     return sorted(wanted.values())
 
 
@@ -300,7 +305,7 @@ def call(jobs: Sequence[Job]) -> tuple[str, tuple[Any, ...]]:
     if len(jobs) > 1:
         return "commit_group", arguments(jobs)
     (job,) = jobs
-    return "commit", requests.arguments(job.request, job.snapshot, {}, job.locks, job.record)
+    return "commit", requests.arguments(job.request, job.snapshot, {}, _locks((job,)), job.record)
 
 
 def outcomes(jobs: Sequence[Job], row: Row, home: Home) -> list[Reply | Exception]:
@@ -318,20 +323,3 @@ async def commit_alone(driver: Driver, job: Job) -> Reply:
     name, wanted = call((job,))
     rows, home = await driver.fetch(name, wanted, at=job.request.snapshot, commits=True)
     return requests.settled(job.request, requests.Answer(*rows[0]), home)
-
-
-class Look(NamedTuple):
-    """The newest entries of some keys (rows of position, nonce, value, expiry), their token, the server's time."""
-
-    rows: Sequence[Row]
-    token: Token
-    clock: float
-
-
-async def look(driver: Driver, keys: Sequence[Key]) -> Look:
-    """Read the newest entries in one statement."""
-    one = len(keys) == 1
-    rows, home = await driver.fetch("read_one" if one else "read", (keys[0] if one else list(keys),))
-    seen, newest, clock = rows[0][:3]
-    token = token_of(home.store, home.epoch, clamped(parsed(seen), newest))
-    return Look([row[3:7] for row in rows] if keys else (), token, clock)

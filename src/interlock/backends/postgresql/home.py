@@ -20,7 +20,8 @@ from interlock.errors import (
 from interlock.model import Key, Reply, Token
 
 if TYPE_CHECKING:
-    from interlock.backends.postgresql.groups import Job, Look
+    from interlock.backends.postgresql.groups import Job
+    from interlock.backends.postgresql.reads import Look, Shown
 
 SCHEMA_VERSION: Final = 2
 OLDEST_SERVER: Final = 130000
@@ -80,6 +81,9 @@ class Driver(Protocol):
 
     async def look(self, keys: Sequence[Key]) -> Look:
         """The newest entries of some keys."""
+
+    async def read_at(self, keys: Sequence[Key], at: Token) -> Shown:
+        """What a snapshot shows of some keys. Raises what `Home.admit` raises, and `SnapshotTooOldError`."""
 
     async def commit(self, job: Job) -> Reply:
         """A commit that may go together with others. Raises `DuplicateId` and what a backend's commit raises."""

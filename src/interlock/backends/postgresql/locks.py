@@ -148,11 +148,15 @@ def _of_key(salt: bytes, key: Key) -> tuple[int, ...]:
     return (*found, _number(salt, _KEY_LEVEL, key))
 
 
+FEW_KEYS: Final = KEYS_PER_PREFIX // 2
+"""Where there is no span and no commit has more keys than these, there is nothing to escalate (`of_few`)."""
+
+
 def numbers(salt: bytes, written: Iterable[Key], read: Iterable[Key], spans: Sequence[Span]) -> list[int]:
     """The locks of a commit that writes and reads these keys and validates or clears these spans."""
     written, read = list(written), list(read)
-    if not spans and len(written) + len(read) <= KEYS_PER_PREFIX // 2:
-        return _few(salt, written, read)
+    if not spans and len(written) + len(read) <= FEW_KEYS:
+        return of_few(salt, written, read)
     plan = Plan(salt)
     for key in written:
         plan.key(key, exclusive=True)
@@ -163,8 +167,8 @@ def numbers(salt: bytes, written: Iterable[Key], read: Iterable[Key], spans: Seq
     return plan.numbers()
 
 
-def _few(salt: bytes, written: list[Key], read: list[Key]) -> list[int]:
-    """What `Plan` says where there is nothing to escalate, for the common commit."""
+def of_few(salt: bytes, written: Iterable[Key], read: Iterable[Key]) -> list[int]:
+    """What `Plan` says where there is nothing to escalate, for the common commit, or for several such together."""
     wanted = {number: number for key in read for number in _of_key(salt, key)}
     for key in written:
         *prefixes, own = _of_key(salt, key)
@@ -172,3 +176,11 @@ def _few(salt: bytes, written: list[Key], read: list[Key]) -> list[int]:
             wanted.setdefault(number, number)
         wanted[own] = own | 1
     return sorted(wanted.values())
+
+
+def want(wanted: dict[int, int], number: int) -> None:
+    """Add a lock to those that are wanted, by their numbers in shared mode; each in the stronger mode."""
+    if number & 1:
+        wanted[number - 1] = number
+    else:
+        wanted.setdefault(number, number)

@@ -7,7 +7,8 @@ key into a scan and a hash join, which it likes for tables whose statistics are 
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from interlock.errors import UsageError
 
@@ -45,6 +46,13 @@ _TEXTS: Final[dict[str, str]] = {
       FROM ({_HEAD}) h LEFT JOIN unnest($1::bytea[]) WITH ORDINALITY u (key, place) ON true
         LEFT JOIN LATERAL (SELECT * FROM {{s}}.entry WHERE key = u.key AND NOT (quiet AND value IS NULL) OFFSET 0) e
           ON true
+      ORDER BY u.place""",
+    # The same, with what it takes to say whether a snapshot shows just that: see `reads`.
+    "read_kept": f"""SELECT h.seen, h.newest, h.clock, e.position, e.nonce, e.value, e.expires_at, e.hidden,
+        m.horizon_max, m.horizon_open
+      FROM ({_HEAD}) h CROSS JOIN {{s}}.meta m LEFT JOIN unnest($1::bytea[]) WITH ORDINALITY u (key, place) ON true
+        LEFT JOIN LATERAL (SELECT position, nonce, value, expires_at, quiet AND value IS NULL AS hidden
+          FROM {{s}}.entry WHERE key = u.key OFFSET 0) e ON true
       ORDER BY u.place""",
     # Of a key: the newest version if the snapshot shows it, otherwise the superseded one that it shows.
     "read_at": f"""SELECT m.horizon_max, m.horizon_open, {_CLOCK}, e.shown, e.torn = 0 OR ({_SHOWN.format("e.torn")}),
@@ -127,6 +135,7 @@ _TEXTS: Final[dict[str, str]] = {
 }
 
 _PLACEHOLDER: Final = re.compile(r"\$[0-9]+")
+_PARAMETER: Final = re.compile(r"(\$[0-9]+)::(?:bigint|int|bool|float8)\[\]")
 
 ROWS_READ_BY_POSITION: Final = 10
 """The columns of `RECORD` before the state."""
@@ -156,3 +165,15 @@ def statements(schema: str, *, pooler: bool = False) -> dict[str, str]:
             guard = f"{name}.same_epoch(${count + 1}::bigint)"
             made[key] = f"SELECT q.* FROM {guard} g CROSS JOIN LATERAL ({made[key]}) q"
     return made
+
+
+def as_texts(text: str) -> tuple[str, list[int]]:
+    """A statement that takes its arrays of numbers as texts, which the server reads, and which of its parameters, from
+    0, these are: see `array_text`."""
+    places = sorted({int(found[1][1:]) - 1 for found in _PARAMETER.finditer(text)})
+    return _PARAMETER.sub(lambda found: found[0].replace("::", "::text::"), text), places
+
+
+def array_text(numbers: Sequence[Any] | None) -> str | None:
+    """An array of numbers or truth values as PostgreSQL writes it."""
+    return None if numbers is None else "{" + str(numbers)[1:-1].replace("None", "NULL") + "}"
