@@ -13,11 +13,14 @@ from interlock.errors import UsageError
 from interlock.ports import Backend
 
 _REDIS = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
+_REDIS_OPTIONS = (
+    "name", "connections", "durability", "replicas", "grace_seconds", "connect_seconds", "reply_seconds",
+)  # fmt: skip
 _ALLOWED: dict[str, tuple[str, ...]] = {
     "memory": (),
     "sqlite": ("busy_seconds", "grace_seconds", "synchronous"),
     "postgresql": ("schema", "connections", "durability", "grace_seconds", "connect_seconds", "locking", "pooler"),
-} | dict.fromkeys(_REDIS, ("name", "connections", "durability", "replicas", "grace_seconds", "connect_seconds"))
+} | dict.fromkeys(_REDIS, _REDIS_OPTIONS)
 
 
 def backend_for(url: str, options: dict[str, Any]) -> Backend:

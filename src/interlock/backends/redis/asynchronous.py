@@ -16,8 +16,8 @@ from interlock.backends.redis import failures
 from interlock.backends.redis.address import Address, address_of, connect_suspending, moved_to
 from interlock.backends.redis.elsewhere import ThreadedDriver
 from interlock.backends.redis.greeting import greet
-from interlock.backends.redis.home import REPEATS, Known, Moved, Options
-from interlock.backends.redis.multiplexer import Call, Link, Replies
+from interlock.backends.redis.home import REPEATS, Driver, Known, Lost, Moved, Options
+from interlock.backends.redis.multiplexer import Future, Link, Replies
 from interlock.backends.redis.scripts import Calls, Command
 from interlock.backends.redis.tail import Tail
 from interlock.errors import BackendUnavailableError, UsageError
@@ -26,13 +26,17 @@ from interlock.runtime import AsyncRuntime
 _MOVES: Final = 5
 """How often a cluster may send a new connection on to another server."""
 _CLOSED: Final = "this store is closed"
+_running_loop: Final[Callable[[], Any]] = asyncio._get_running_loop
 
 
 class LoopLinks:
     """The connections of one event loop."""
 
-    def __init__(self, address: Address, options: Options, calls: Calls, known: Known) -> None:
+    def __init__(
+        self, address: Address, options: Options, calls: Calls, known: Known, told: Callable[[int], None]
+    ) -> None:
         self._address = address
+        self._told = told
         self._options = options
         self._calls = calls
         self._known = known
@@ -60,15 +64,16 @@ class LoopLinks:
         async with self._lock:
             if self.link is None or self.link.broken:
                 self.link = None
-                self.link = await self.connect()
+                self.link = await self.connect(self._options.confirmation_seconds)
             return self.link
 
-    async def connect(self) -> Link:
-        """A new link to the server that has the store."""
+    async def connect(self, held_seconds: float) -> Link:
+        """A new link to the server that has the store. ``held_seconds``: how long the server may be asked to wait
+        before it replies."""
         for _ in range(_MOVES):
             place = self._place
             try:
-                return await self._connect(place)
+                return await self._connect(place, held_seconds)
             except Moved as moved:
                 self._place = moved_to(moved, self._address, place)
             except BackendUnavailableError:
@@ -77,14 +82,15 @@ class LoopLinks:
                     raise
         raise failures.unreachable("the cluster sends us from one server to the next")
 
-    async def _connect(self, place: tuple[str, int] | None) -> Link:
+    async def _connect(self, place: tuple[str, int] | None, held_seconds: float) -> Link:
         writer = await connect_suspending(self._address, self._options, place)
-        link = Link(writer, self._options.confirmation)
+        options = self._options
+        link = Link(writer, options.confirmation, options.connect_seconds, self._told)
 
         async def ask(*commands: Command) -> Replies:
-            replies = await link.send(commands).future
-            if replies is None:
-                raise failures.lost("closed by the server", commits=False)
+            replies: Replies | Lost = await link.send(commands).future
+            if isinstance(replies, Lost):
+                raise failures.lost(replies.text, commits=False)
             return replies
 
         try:
@@ -94,9 +100,14 @@ class LoopLinks:
         except BaseException:
             link.abandon()
             raise
+        link.patience_seconds = options.reply_seconds + held_seconds
         self._links = [each for each in self._links if not each.broken]
         self._links.append(link)
         return link
+
+    def again(self, future: Future) -> Future | None:
+        """A future for what a cancelled one was waiting for; None if that is gone."""
+        return next((found for link in self._links if (found := link.again(future)) is not None), None)
 
     def abandon(self) -> None:
         """On the loop's own thread: end every connection."""
@@ -106,7 +117,7 @@ class LoopLinks:
             link.abandon()
 
 
-class AsyncDriver:
+class AsyncDriver(Driver):
     """The asynchronous leaf's connections, for any number of event loops."""
 
     def __init__(self, options: Options, calls: Calls, known: Known) -> None:
@@ -118,6 +129,9 @@ class AsyncDriver:
         self._elsewhere: ThreadedDriver | None = None
         self._closed = False
 
+    def _told(self, time: int) -> None:
+        self.clock = time
+
     async def _links(self, loop: asyncio.AbstractEventLoop) -> LoopLinks:
         if self._closed:
             raise UsageError(_CLOSED)
@@ -125,7 +139,7 @@ class AsyncDriver:
         if links is None or links.closed:
             for other in [each for each in list(self._loops) if each.is_closed()]:  # other threads add to it meanwhile
                 self._loops.pop(other, None)
-            links = self._loops[loop] = LoopLinks(self._address, self._options, self._calls, self._known)
+            links = self._loops[loop] = LoopLinks(self._address, self._options, self._calls, self._known, self._told)
             await links.begin()
         return links
 
@@ -136,6 +150,22 @@ class AsyncDriver:
             self._elsewhere = ThreadedDriver(self._options, self._calls, self._known)
         return self._elsewhere
 
+    def begin(self, command: bytes, *, dated: bool = False) -> Future | None:
+        """See `interlock.backends.redis.home.Driver`."""
+        links = self._loops.get(_running_loop())
+        if links is None:
+            return None
+        link = links.link
+        return None if link is None or link.broken else link.begin(command, dated=dated)
+
+    async def wait_out(self, begun: Future, interrupt: BaseException) -> None:
+        """See `interlock.backends.redis.home.Driver`."""
+        links = self._loops.get(asyncio.get_running_loop())
+        future = None if links is None else links.again(begun)
+        if future is not None:
+            await self._wait_out(future)
+        interrupt.add_note(_ending(future))
+
     async def ask(self, *commands: Command, commits: bool = False, copies: bool = False) -> list[Any]:
         """See `interlock.backends.redis.home.Driver`."""
         try:
@@ -144,31 +174,31 @@ class AsyncDriver:
             return await self._other_loop().ask(*commands, commits=commits, copies=copies)
         repeats = REPEATS
         while True:
-            links = self._loops.get(loop)
-            if links is None or links.closed:
-                links = await self._links(loop)
+            links = await self._links(loop)
             link = links.link
             if link is None or link.broken:
                 link = await links.usable()
-            call = link.send(commands, copies=copies)
+            group = link.send(commands, copies=copies)
             try:
-                replies = await call.future
+                replies: Replies | Lost = await group.future
             except asyncio.CancelledError as cancelled:
                 if commits:
-                    await self._wait_out(call)
-                    cancelled.add_note(_ending(call))
+                    future = group.again()
+                    await self._wait_out(future)
+                    cancelled.add_note(_ending(future))
                 raise
-            if replies is not None:
+            if not isinstance(replies, Lost):
                 return replies
             if self._closed and not commits:
                 raise UsageError(_CLOSED)
-            if (commits and call.sent) or repeats == 0:
-                raise failures.lost("closed by the server", commits=commits and call.sent)
+            unknown = commits and replies.sent
+            if unknown or replies.silent or repeats == 0:
+                raise failures.lost(replies.text, commits=unknown)
             repeats -= 1
 
-    async def _wait_out(self, call: Call) -> None:
+    async def _wait_out(self, future: Future) -> None:
         try:
-            await asyncio.wait({call.again()}, timeout=self._options.grace_seconds)
+            await asyncio.wait({future}, timeout=self._options.grace_seconds)
         except asyncio.CancelledError:  # cancelled once more; the first cancellation is the one that goes on
             pass
 
@@ -231,14 +261,14 @@ class AsyncDriver:
             await asyncio.sleep(0)  # the transports close in the loop's next turn
 
 
-def _ending(call: Call) -> str:
+def _ending(future: Future | None) -> str:
     """How a commit ended that was not taken back, for a note."""
-    future = call.future
-    if not future.done() or future.cancelled():
+    if future is None or not future.done() or future.cancelled():
         return "the commit had begun and has not ended yet; it may or may not happen"
-    replies = future.result()
-    if replies is None:
+    answer: Any = future.result()
+    if isinstance(answer, Lost):
         return "the commit had begun and its answer was lost; it may or may not have happened"
-    answer = replies[0]
+    if type(answer) is list and not isinstance(answer[0], int):  # the first of several replies
+        answer = answer[0]
     done = type(answer) is list and answer[0] == 1
     return f"the commit had begun and was not abandoned: it {'was done' if done else 'was refused'}"

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from interlock.backends.redis import failures, requests
-from interlock.backends.redis.home import DURABILITIES, Driver, Known, Options
+from interlock.backends.redis.home import DURABILITIES, Driver, Known, Lost, Options
 from interlock.backends.redis.reading import CLOSED, KEYS_PER_CALL, Reader, misplaced, too_old
-from interlock.backends.redis.record import MICRO, entry_of, pack_pair, unpack_pair
+from interlock.backends.redis.record import MICRO, entry_of, unpack_pair
 from interlock.backends.redis.scripts import Calls
 from interlock.errors import (
     BackendUnavailableError,
@@ -51,7 +51,8 @@ class RedisBackend(Reader):
     commit is on the primary's disk; "replicated", that ``replicas`` replicas have it; "none", nothing. A server that
     is not set up for it is refused. ``connections`` is the most connections of the blocking leaf, ``grace_seconds``
     how long a cancelled caller waits for the answer to a commit that was sent, ``connect_seconds`` how long for a
-    connection.
+    connection. After ``reply_seconds`` without a word from the server (a quarter more at most) a connection is given
+    up: a commit under way ends in `CommitUnknownError`, everything else in `BackendUnavailableError`.
     Raises `UsageError` for options that make no sense.
     """
 
@@ -68,17 +69,20 @@ class RedisBackend(Reader):
         replicas: int = 1,
         grace_seconds: float = 5.0,
         connect_seconds: float = 10.0,
+        reply_seconds: float = 20.0,
         runtime: Runtime | None = None,
     ) -> None:
         if durability not in DURABILITIES:
             raise UsageError(f"durability is one of {', '.join(DURABILITIES)}, not {durability!r}")
-        if connections < 1 or replicas < 1 or not grace_seconds >= 0 or not connect_seconds > 0:
+        if connections < 1 or replicas < 1 or not (grace_seconds >= 0 and connect_seconds > 0 and reply_seconds > 0):
             raise UsageError(
-                "connections and replicas are at least 1, grace_seconds at least 0, connect_seconds more than 0"
+                "connections and replicas are at least 1, grace_seconds at least 0, "
+                "connect_seconds and reply_seconds more than 0"
             )
         if type(target) is not str:
             target = _address_of(target)
-        options = Options(target, name, connections, durability, replicas, float(grace_seconds), float(connect_seconds))
+        seconds = float(grace_seconds), float(connect_seconds), float(reply_seconds)
+        options = Options(target, name, connections, durability, replicas, *seconds)
         self._join(options, AsyncRuntime() if runtime is None else runtime, Known(), [])
 
     def _join(self, options: Options, runtime: Runtime, known: Known, family: list[RedisBackend]) -> None:
@@ -86,6 +90,7 @@ class RedisBackend(Reader):
         self._runtime = runtime
         self._known = known
         self._calls = Calls(options.name)
+        self._confirms = options.confirmation is not None
         self._driver: Driver = _driver(options, self._calls, known, suspends=runtime.suspends)
         self._family = family  # a backend and its blocking leaf: closed together
         family.append(self)
@@ -107,19 +112,13 @@ class RedisBackend(Reader):
         requests.check(request)
         token = request.snapshot
         writes = bool(request.writes or request.clears)
-        identity = pack_pair(token.store, token.incarnation)
-        computed: dict[Key, bytes] | None = None
-        while True:
-            command = (*self._calls.commit, *requests.arguments(request, identity, computed))
-            replies = await self.ask(command, commits=writes, copies=writes and request.durable)
-            answer = replies[0]
-            if answer[0] != requests.OUTSIDE:
-                break
-            computed = (computed or {}) | requests.compute(request, answer[1])
+        copies = writes and request.durable and self._confirms
+        command = requests.packed_commit(self._calls, request)
+        answer = await (self._confirmed(command) if copies else self._sent(command, writes))
+        if answer[0] == requests.OUTSIDE:
+            answer = await self._computed(request, answer, copies=copies)
         if answer[0] != requests.DONE:
             raise self._refusal(request, answer)
-        if len(replies) > 1 and replies[1] < self._options.replicas:
-            raise CommitUnknownError(f"the primary has the commit, but of its replicas only {replies[1]} in time")
         position = answer[1]
         nonce = request.transaction & NONCE_MASK if writes else int.from_bytes(answer[5], "big")
         return Reply(
@@ -129,6 +128,44 @@ class RedisBackend(Reader):
             requests.merged(request, answer[3]) if len(answer) > 3 and answer[3] else None,
             tuple([entry_of(raw) for raw in answer[4]]) if request.fetch else (),
         )
+
+    async def _sent(self, command: bytes, writes: bool) -> Any:
+        """The answer of a commit's script."""
+        if self._closed:
+            raise UsageError(CLOSED)
+        begun = self._driver.begin(command)
+        if begun is not None:
+            try:
+                answer = await begun
+            except BaseException as interrupt:
+                if writes:
+                    await self._driver.wait_out(begun, interrupt)
+                raise
+            if type(answer) is list:
+                return answer
+            if type(answer) is Lost:
+                if (writes and answer.sent) or answer.silent:
+                    raise failures.lost(answer.text, commits=writes and answer.sent)
+            else:
+                (again,) = await self._mend(answer, (command,), 1)
+                return (await self.ask(again, commits=writes))[0]
+        return (await self.ask(command, commits=writes))[0]
+
+    async def _confirmed(self, command: bytes) -> Any:
+        """The answer of a commit's script, once the replicas have what it wrote."""
+        answer, confirmed = await self.ask(command, commits=True, copies=True)
+        if answer[0] == requests.DONE and confirmed < self._options.replicas:
+            raise CommitUnknownError(f"the primary has the commit, but of its replicas only {confirmed} in time")
+        return answer
+
+    async def _computed(self, request: CommitRequest, answer: Any, *, copies: bool) -> Any:
+        """The answer once the merges that the script had to leave to us have been applied here."""
+        computed: dict[Key, bytes] = {}
+        while answer[0] == requests.OUTSIDE:
+            computed |= requests.compute(request, answer[1])
+            command = requests.packed_commit(self._calls, request, computed)
+            answer = await (self._confirmed(command) if copies else self._sent(command, True))
+        return answer
 
     def _refusal(self, request: CommitRequest, answer: list[Any]) -> Exception:
         status = answer[0]

@@ -18,7 +18,7 @@ import hiredis
 from interlock.backends.redis import failures
 from interlock.backends.redis.address import address_of, connect, moved_to
 from interlock.backends.redis.greeting import greet
-from interlock.backends.redis.home import REPEATS, Known, Moved, Options
+from interlock.backends.redis.home import REPEATS, Driver, Known, Moved, Options
 from interlock.backends.redis.scripts import Calls, Command, packed
 from interlock.errors import BackendUnavailableError, InterlockError, UsageError
 from interlock.runtime import BlockingRuntime
@@ -34,9 +34,10 @@ _inherited: Final[list[Any]] = []
 
 
 class Wire:
-    """A connection."""
+    """A connection. One on which nothing comes for ``patience_seconds`` raises `TimeoutError`."""
 
-    def __init__(self, raw: Any) -> None:
+    def __init__(self, raw: Any, patience_seconds: float) -> None:
+        raw.settimeout(patience_seconds)
         self._raw = raw
         self._reader = hiredis.Reader()
 
@@ -55,6 +56,10 @@ class Wire:
                 replies.append(reply)
         return replies
 
+    def be_patient(self, seconds: float) -> None:
+        """From now on wait so long for a reply."""
+        self._raw.settimeout(seconds)
+
     def is_usable(self) -> bool:
         """Whether nothing has come from the server while the connection was idle: what comes then is its end."""
         waiting = select.poll()
@@ -66,7 +71,7 @@ class Wire:
         self._raw.close()
 
 
-class BlockingDriver:
+class BlockingDriver(Driver):
     """The blocking leaf's connections."""
 
     def __init__(self, options: Options, calls: Calls, known: Known) -> None:
@@ -93,12 +98,14 @@ class BlockingDriver:
             _inherited.extend((*self._free, *self._waiting))
             self._begin()
 
-    async def _take(self, free: list[Wire]) -> Wire:
+    async def _take(self, free: list[Wire], held_seconds: float) -> Wire:
         while True:
             with self._lock:
                 wire = free.pop() if free else None
             if wire is None:
-                return await self._connect()
+                wire = await self._connect()
+                wire.be_patient(self._options.reply_seconds + held_seconds)
+                return wire
             if wire.is_usable():
                 return wire
             wire.close()
@@ -111,10 +118,11 @@ class BlockingDriver:
         wire.close()
 
     async def _connect(self) -> Wire:
+        seconds = self._options.connect_seconds
         for _ in range(_MOVES):
             place = self._place
             try:
-                return await self._greeted(Wire(connect(self._address, self._options, place)))
+                return await self._greeted(Wire(connect(self._address, self._options, place), seconds))
             except Moved as moved:
                 self._place = moved_to(moved, self._address, place)
             except BackendUnavailableError:
@@ -145,7 +153,7 @@ class BlockingDriver:
         with places:
             while True:
                 try:
-                    wire = await self._take(free)
+                    wire = await self._take(free, self._options.confirmation_seconds)
                 except InterlockError:
                     self._check()
                     raise
@@ -154,8 +162,10 @@ class BlockingDriver:
                 except _BROKEN as error:
                     wire.close()
                     self.distrust()
-                    if commits or repeats == 0:
-                        raise failures.lost(str(error) or type(error).__name__, commits=commits) from None
+                    silent = isinstance(error, TimeoutError)
+                    if commits or silent or repeats == 0:
+                        said = f"no reply for {self._options.reply_seconds:g} s" if silent else str(error)
+                        raise failures.lost(said or type(error).__name__, commits=commits) from None
                     repeats -= 1
                 except BaseException as interrupt:
                     wire.close()
@@ -180,7 +190,7 @@ class BlockingDriver:
                     return False
                 block = b"%d" % max(1, int(1000 * min(left, _SLICE_SECONDS)))
                 free = self._waiting
-                wire = await self._take(free)
+                wire = await self._take(free, _SLICE_SECONDS)
                 try:
                     (found,) = await wire.ask(
                         (b"XREAD", b"COUNT", b"1", b"BLOCK", block, b"STREAMS", self._calls.feed, behind)

@@ -1,36 +1,37 @@
 -- Judge a commit, then apply it. Nothing is written before everything has been checked.
 --
 -- KEYS 1 entries 2 index 3 history 4 feed 5 expiring 6 settled 7 large (see the package's docstring)
--- ARGV 1 identity 2 transaction 3 snapshot 4 mode: 'w' | 'q' quiet | 'v' validate only 5 record
---      6 rows 7 spans 8 clears 9 fetches, then
---      rows x (key, expectation, operation, argument), spans x (start, stop), clears x (start, stop), fetches x key
--- expectation: '' none | version (16 bytes) | version '!' not expired either | a absent, recorded | g absent
+-- ARGV 1 head: identity (16 bytes), mode (w write, q quiet, v validate only), snapshot (8), rows and operations (4 each),
+--        spans, clears and fetches (2 each)
+--      2 's' 3 'm' 4 'x' + transaction, rows x key: the fields to read, all in a row
+--      plan: for each row expectation (1), operation (1), version (16), record, operations x argument,
+--      spans x (start, stop), clears x (start, stop), fetches x key
+-- expectation: - none | v version | ! version, not expired either | a absent, recorded | g absent
 --              | u unchanged since the snapshot | U the same and not expired
--- operation:   '' none | p put | o put unlisted | t put with a life | d delete | m merge | M merge computed outside
+-- operation:   - none | p put | o put unlisted | t put with a life | d delete | m merge | M merge computed outside
 -- answer: {1, position, at, merged, fetched} | {2, position, clashes} | {3, meta} another store or incarnation
 --         | {4} too old | {5, record} known already | {6} too many keys to clear | {7, rows to compute outside}
 local call, sub, byte, pack, from, A, D = redis.call, string.sub, string.byte, struct.pack, struct.unpack, ARGV, KEYS[1]
-local rows, snapshot, mode = tonumber(A[6]), tonumber(A[3]), A[4]
-local q, r = {'s', 'm', 'x' .. A[2]}
-for i = 1, rows do q[i + 3] = A[6 + 4 * i] end
+local identity, mode, snapshot, rows, operations, spans, clears, fetches = from('>c16c1I8I4I4I2I2I2', A[1])
+local r
 if rows <= 2000 then
-  r = call('HMGET', D, unpack(q))
+  r = call('HMGET', D, unpack(A, 2, rows + 4))
 else
   r = {}
-  for a = 1, #q, 2000 do
-    local part = call('HMGET', D, unpack(q, a, math.min(a + 1999, #q)))
-    for j = 1, #part do r[a + j - 1] = part[j] end
+  for a = 2, rows + 4, 2000 do
+    local part = call('HMGET', D, unpack(A, a, math.min(a + 1999, rows + 4)))
+    for j = 1, #part do r[a + j - 2] = part[j] end
   end
 end
 local meta = r[2]
-if not meta or sub(meta, 1, 16) ~= A[1] then return {3, meta or ''} end
+if not meta or sub(meta, 1, 16) ~= identity then return {3, meta or ''} end
 local position, last = from('>I8I8', r[1])
 local horizon, barred = from('>I8I6', meta, 17)
 if snapshot > position then return {3, meta} end
 if mode ~= 'v' then
   if r[3] then return {5, r[3]} end
   if barred > 0 then -- the youngest transaction whose fence was dropped: whoever is not younger may have been fenced
-    local a1, a2, a3 = from('>I6I6I4', A[2])
+    local a1, a2, a3 = from('>I6I6I4', A[4], 2)
     local b1, b2, b3 = from('>I6I6I4', meta, 25)
     if a1 < b1 or (a1 == b1 and (a2 < b2 or (a2 == b2 and a3 <= b3))) then return {4} end
   end
@@ -40,49 +41,48 @@ local time = call('TIME')
 local at = time[1] * 1000000 + time[2]
 if at < last then at = last end
 
+local plan, record, base = A[rows + 5], A[rows + 6], rows + operations + 6
 local clashes, graves, merging
 for i = 1, rows do
-  local x = A[7 + 4 * i]
-  if x ~= '' then
+  local p = 18 * i - 17
+  local x, operation = sub(plan, p, p), sub(plan, p + 1, p + 1)
+  if x ~= '-' then
     local e, bad = r[i + 3], false
-    if #x >= 16 then
-      bad = not e or sub(e, 1, 16) ~= sub(x, 1, 16) or byte(e, 17) % 2 == 1
-        or (#x == 17 and byte(e, 17) % 8 >= 4 and from('>I8', e, 18) <= at)
-    elseif x == 'a' or x == 'g' then
-      if e then
+    if x == 'v' or x == '!' then
+      bad = not e or sub(e, 1, 16) ~= sub(plan, p + 2, p + 17) or byte(e, 17) % 2 == 1
+        or (x == '!' and byte(e, 17) % 8 >= 4 and from('>I8', e, 18) <= at)
+    elseif e then
+      if x == 'g' or x == 'a' then
         bad = byte(e, 17) % 2 == 0
         if x == 'a' and not bad then
           graves = graves or {}
           graves[#graves + 1] = 'a'
-          graves[#graves + 1] = sub(e, 1, 16) .. q[i + 3]
+          graves[#graves + 1] = sub(e, 1, 16) .. A[i + 4]
         end
+      else
+        bad = from('>I8', e) > snapshot or (x == 'U' and byte(e, 17) % 8 >= 4 and from('>I8', e, 18) <= at)
       end
-    elseif e then
-      bad = from('>I8', e) > snapshot or (x == 'U' and byte(e, 17) % 8 >= 4 and from('>I8', e, 18) <= at)
     end
     if bad then
       clashes = clashes or {}
-      clashes[#clashes + 1] = {i, q[i + 3], e or ''}
+      clashes[#clashes + 1] = {i, A[i + 4], e or ''}
     end
   end
-  local operation = A[8 + 4 * i]
   if operation == 'm' or operation == 'M' then merging = true end
 end
-local spans, clears = tonumber(A[7]), tonumber(A[8])
-local base = 9 + 4 * rows
 local cleared, removed
 --@ ranges.lua
 if clashes then
   local shown = {}
   for j = 1, #clashes do
     local c = clashes[j]
-    local e, born, record = c[3], '', ''
+    local e, born, author = c[3], '', ''
     if e ~= '' and j <= 100 then
       local id = string.format('%.0f', (from('>I8', e)))
       local found = call('XRANGE', KEYS[4], id, id .. '-0')
-      if found[1] then born, record = found[1][2][2], found[1][2][4] end
+      if found[1] then born, author = found[1][2][2], found[1][2][4] end
     end
-    shown[j] = {c[1], c[2], #e <= 1049 and e or sub(e, 1, 25), born, record, #e > 1049 and 1 or 0}
+    shown[j] = {c[1], c[2], #e <= 1049 and e or sub(e, 1, 25), born, author, #e > 1049 and 1 or 0}
   end
   return {2, position, shown}
 end
@@ -98,14 +98,16 @@ end
 -- if it has too few of them; so nothing strikes between two writes.
 position = position + 1
 local own = pack('>I8', position)
-local nonce = sub(A[2], 9, 16)
+local nonce = sub(A[4], 10, 17)
 local head, quiet = own .. nonce, mode == 'q'
-local set, feed = {'s', pack('>I8I8', position, at) .. nonce, q[3], 'C' .. own}, {'t', at, 'm', A[5]}
+local set, feed = {'s', pack('>I8I8', position, at) .. nonce, A[4], 'C' .. own}, {'t', at, 'm', record}
 local old, listed, large, lives, undying
+local place = rows + 6
 for i = 1, rows do
-  local operation = A[8 + 4 * i]
-  if operation ~= '' then
-    local k, e, b = q[i + 3], r[i + 3], A[9 + 4 * i]
+  local operation = sub(plan, 18 * i - 16, 18 * i - 16)
+  if operation ~= '-' then
+    place = place + 1
+    local k, e, b = A[i + 4], r[i + 3], A[place]
     local was = e and byte(e, 17) or 32
     local flags, expiry, outside = quiet and 8 or 0, '', was % 64 >= 32
     local mark = operation
@@ -203,11 +205,11 @@ if #feed <= 4000 then
   call('XADD', KEYS[4], position, unpack(feed))
 else -- more than one stream entry can take: parts of one position, which readers join
   for a = 5, #feed, 3900 do
-    call('XADD', KEYS[4], string.format('%.0f-%d', position, (a - 5) / 3900), 't', at, 'm', a == 5 and A[5] or '',
+    call('XADD', KEYS[4], string.format('%.0f-%d', position, (a - 5) / 3900), 't', at, 'm', a == 5 and record or '',
       unpack(feed, a, math.min(a + 3899, #feed)))
   end
 end
-if not merged and A[9] == '0' then return {1, position, at} end
+if not merged and fetches == 0 then return {1, position, at} end
 local fetched
 --@ fetch.lua
 return {1, position, at, merged or 0, fetched or 0}

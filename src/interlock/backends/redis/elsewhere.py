@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from interlock.backends.redis.blocking import BlockingDriver
-from interlock.backends.redis.home import Known, Options
+from interlock.backends.redis.home import Driver, Known, Options
 from interlock.backends.redis.scripts import Calls, Command
 from interlock.errors import UsageError
 from interlock.runtime import AsyncRuntime
@@ -29,7 +29,7 @@ def _step(coroutine: Coroutine[Any, Any, T]) -> T:
     raise UsageError("the blocking driver has suspended")
 
 
-class ThreadedDriver:
+class ThreadedDriver(Driver):
     """Connections that block, each used in a thread. A call that has begun is never abandoned."""
 
     def __init__(self, options: Options, calls: Calls, known: Known) -> None:
@@ -77,3 +77,7 @@ class ThreadedDriver:
         """Close the connections and let the threads go."""
         self._inner.cut()
         self._threads.shutdown(wait=False)
+
+    async def close(self) -> None:
+        """As `cut`."""
+        self.cut()

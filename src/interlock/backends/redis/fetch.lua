@@ -1,5 +1,5 @@
-if A[9] ~= '0' then
-  fetched = call('HMGET', D, unpack(A, base + 2 * (spans + clears) + 1, base + 2 * (spans + clears) + tonumber(A[9])))
+if fetches > 0 then
+  fetched = call('HMGET', D, unpack(A, base + 2 * (spans + clears) + 1, base + 2 * (spans + clears) + fetches))
   for j = 1, #fetched do
     local e, k = fetched[j], A[base + 2 * (spans + clears) + j]
     if e and byte(e, 17) % 4 >= 2 then

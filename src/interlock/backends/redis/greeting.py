@@ -32,7 +32,7 @@ async def greet(ask: Ask, options: Options, calls: Calls, known: Known, runtime:
     `BackendUnavailableError`, `UnsupportedError`, `UsageError`, `SchemaMismatchError` or `BackendCorruptError`."""
     info = await _loaded(ask, options, runtime)
     if info.get("cluster_enabled") == "1":
-        (found,) = await ask(calls.look)
+        (found,) = await ask(calls.look())
         _check_place(found)
     _check_server(info)
     await _check_keeping(ask, info, options)

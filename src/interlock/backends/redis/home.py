@@ -23,13 +23,28 @@ class Options(NamedTuple):
     replicas: int
     grace_seconds: float
     connect_seconds: float
+    reply_seconds: float
 
     @property
     def confirmation(self) -> Command | None:
         """The command that waits until replicas have what this connection has written; None if nobody asks for that."""
         if self.durability != "replicated":
             return None
-        return b"WAIT", b"%d" % self.replicas, b"%d" % int(1000 * max(self.grace_seconds, 0.001))
+        return b"WAIT", b"%d" % self.replicas, b"%d" % int(1000 * self.confirmation_seconds)
+
+    @property
+    def confirmation_seconds(self) -> float:
+        """How long the server may take over that."""
+        return max(self.grace_seconds, 0.001) if self.durability == "replicated" else 0.0
+
+
+class Lost(NamedTuple):
+    """In place of a reply that will not come. ``sent``: the server may have seen the command; ``silent``: it has ended
+    no connection, it just says nothing."""
+
+    text: str
+    sent: bool
+    silent: bool
 
 
 class Known:
@@ -56,10 +71,24 @@ Ask = Callable[..., Awaitable[list[Any]]]
 class Driver(Protocol):
     """One leaf's connections."""
 
+    clock: int = 0
+    """The server's time in microseconds, as the last answer to a dated command of `begin` had it."""
+
+    def begin(self, command: bytes, *, dated: bool = False) -> Awaitable[Any] | None:
+        """Send one packed command without a word more than that takes; its reply can be awaited: an error reply as it
+        is, `Lost` where none will come. ``dated``: and `clock` is set by then. None where a connection has to be made
+        first, or this leaf does not do it: then `ask` does."""
+        return None
+
+    async def wait_out(self, begun: Any, interrupt: BaseException) -> None:
+        """Wait for the answer to a commit of `begin` whose caller was interrupted, ``grace_seconds`` at most, and note
+        on the interrupt how the commit ended."""
+        return
+
     async def ask(self, *commands: Command, commits: bool = False, copies: bool = False) -> list[Any]:
         """Send commands in one go over one connection; their replies, error replies among them. ``commits``: they are
         not repeated and not cancelled, and a lost reply is unknown. ``copies``: with ``durability="replicated"`` the
-        last reply is how many replicas have confirmed all this.
+        last reply is how many replicas have confirmed all this. What a silent server leaves unanswered is not repeated.
 
         Raises `BackendUnavailableError` or, with ``commits``, `CommitUnknownError`."""
 

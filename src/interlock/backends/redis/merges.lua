@@ -165,10 +165,12 @@ if merging then
   end
   local outside
   after, merged = {}, {}
+  local place = rows + 6
   for i = 1, rows do
-    local operation = A[8 + 4 * i]
+    local operation = sub(plan, 18 * i - 16, 18 * i - 16)
+    if operation ~= '-' then place = place + 1 end
     if operation == 'm' or operation == 'M' then
-      local k, e = q[i + 3], r[i + 3]
+      local k, e = A[i + 4], r[i + 3]
       local value
       local flags = e and byte(e, 17) or 1
       if cleared and cleared[k] then flags = 1 end
@@ -176,7 +178,7 @@ if merging then
         if flags % 4 >= 2 then value = call('HGET', KEYS[7], pack('>I4', #k) .. k .. sub(e, 1, 8))
         else value = sub(e, flags % 8 >= 4 and 26 or 18) end
       end
-      local stamp, argument, done = value and sub(e, 1, 16) or string.rep('\0', 16), A[9 + 4 * i]
+      local stamp, argument, done = value and sub(e, 1, 16) or string.rep('\0', 16), A[place]
       if operation == 'm' then
         done = every(value, argument)
       elseif sub(argument, 1, 16) == stamp then

@@ -4,128 +4,249 @@ Commands that tasks send in one turn go out in one write, and replies come in th
 there is to it. redis-py, which gives each task a connection and each reply a walk through its layers, takes several
 times the processor time of a commit.
 
-A call's future is never cancelled for good: a task that is cancelled while its commit is under way gets a new one
-(`Call.again`), so that the answer can still be waited for. A call that the connection took with it resolves to None;
-``sent`` says whether the server may have seen it.
+**Order.** What is sent waits in `_calls`, one place for each reply that will come, in the order of the commands. Both
+are appended to in the same step and replies are taken from the front, so a reply cannot reach another's caller. A
+caller who is cancelled leaves the place behind, and the reply that comes for it goes nowhere. What was not written yet
+is the tail of `_calls`, as long as `_unsent`.
+
+**One clock for a turn.** Reads have to say what time it was. The first of a turn sends `TIME` before it, for all of
+them: its answer is there before theirs, and not later than the server's time when they are looked at. So an entry
+that has expired by it has expired, and a commit is judged by the server's own clock anyhow.
+
+**Silence.** A server that is stopped, or a network that swallows, ends no connection. While replies are due, a timer
+looks whether any has come; if none has for ``patience_seconds``, at most a quarter more, the connection is given up and
+every caller gets `Lost`. It costs a timer now and then, and nothing for each command.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import hiredis
 
+from interlock.backends.redis.home import Lost
 from interlock.backends.redis.scripts import Command, packed
 
 Replies = list[Any]
+Future = asyncio.Future[Any]
+
+_LOOKS: Final = 4
+"""How often silence is looked for in the time that it may last."""
+_TIME: Final = packed((b"TIME",))
+_CLOSED: Final = "closed by the server"
 
 
-class Call:
-    """Commands that were sent together, and what has come back so far."""
+class Place:
+    """What takes a reply, where that is more than one caller's only one."""
 
-    __slots__ = ("awaited", "followers", "future", "replies", "sent", "total")
+    __slots__ = ()
 
-    def __init__(self, future: asyncio.Future[Replies | None], awaited: int, total: int) -> None:
+    def take(self, reply: Any) -> None:
+        """The reply has come."""
+
+    def lose(self, lost: Lost) -> None:
+        """It will not come."""
+
+
+class Clock(Place):
+    """Takes the server's time, in microseconds."""
+
+    __slots__ = ("told",)
+
+    def __init__(self, told: Callable[[int], None]) -> None:
+        self.told = told
+
+    def take(self, reply: Any) -> None:
+        """The server has said what time it is."""
+        if type(reply) is list:
+            self.told(int(reply[0]) * 1_000_000 + int(reply[1]))
+
+
+class Group(Place):
+    """Takes the replies to several commands of one caller, and the confirmation that it may share with others."""
+
+    __slots__ = ("awaited", "future", "replies", "result")
+
+    def __init__(self, future: Future, awaited: int) -> None:
         self.future = future
-        self.awaited = awaited  # replies that come for this call
-        self.total = total  # and with the confirmation that it shares with others
+        self.awaited = awaited
         self.replies: Replies = []
-        self.sent = False
-        self.followers: list[Call] | None = None
+        self.result: Replies | Lost | None = None
 
-    def finish(self, replies: Replies | None) -> None:
-        """Let the caller go on; None: the connection is lost."""
+    def take(self, reply: Any) -> None:
+        """One more."""
+        self.replies.append(reply)
+        if len(self.replies) == self.awaited:
+            self._finish(self.replies)
+
+    def lose(self, lost: Lost) -> None:
+        """What is missing will not come."""
+        if self.result is None:
+            self._finish(lost)
+
+    def _finish(self, result: Replies | Lost) -> None:
+        self.result = result
         if not self.future.done():
-            self.future.set_result(replies)
+            self.future.set_result(result)
 
-    def again(self) -> asyncio.Future[Replies | None]:
+    def again(self) -> Future:
         """A future to wait for after the first was cancelled."""
         if self.future.cancelled():
             self.future = self.future.get_loop().create_future()
-            if len(self.replies) == self.total:
-                self.future.set_result(self.replies)
+            if self.result is not None:
+                self.future.set_result(self.result)
         return self.future
 
 
-class Link(asyncio.Protocol):
-    """The connection. ``confirmation`` is sent behind the commits of a turn, once for all of them."""
+class Confirmation(Place):
+    """Takes the reply that confirms all commits of a turn, for each of them."""
 
-    def __init__(self, writer: asyncio.StreamWriter, confirmation: Command | None = None) -> None:
+    __slots__ = ("groups",)
+
+    def __init__(self, groups: list[Group]) -> None:
+        self.groups = groups
+
+    def take(self, reply: Any) -> None:
+        """How many replicas have them."""
+        for group in self.groups:
+            group.take(reply)
+
+    def lose(self, lost: Lost) -> None:
+        """It will not come."""
+        for group in self.groups:
+            group.lose(lost)
+
+
+class Link(asyncio.Protocol):
+    """The connection. ``confirmation`` is sent behind the commits of a turn, once for all of them; ``told`` hears the
+    server's time."""
+
+    def __init__(
+        self,
+        writer: asyncio.StreamWriter,
+        confirmation: Command | None,
+        patience_seconds: float,
+        told: Callable[[int], None],
+    ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._new_future = self._loop.create_future
         self._writer = writer  # kept, for it closes the transport when it goes
         transport: Any = writer.transport
         self._transport = transport
         self._confirmation = confirmation
+        self._clock = Clock(told)
+        self._dated = False
         self._reader = hiredis.Reader()
-        self._calls: deque[Call] = deque()
+        self._calls: deque[Future | Place] = deque()
         self._unsent: list[bytes] = []
-        self._fresh: list[Call] = []
+        self._confirming: list[Group] = []
+        self._late: WeakKeyDictionary[Future, Any] = WeakKeyDictionary()
+        self._watch: asyncio.TimerHandle | None = None
+        self._heard = True
+        self._silent_looks = 0
+        self._reason: tuple[str, bool] = (_CLOSED, False)
+        self.patience_seconds = patience_seconds
         self.broken = False
         transport.set_protocol(self)
         transport.resume_reading()
 
-    def send(self, commands: Sequence[Command], *, copies: bool = False) -> Call:
-        """Send commands with this turn's; the link must not be broken."""
-        if not self._fresh:
+    # -- sending: the link must not be broken --------------------------------------------------------------------------
+    def begin(self, command: bytes, *, dated: bool = False) -> Future:
+        """Send a command with this turn's. The future's result is the reply, or `Lost`. ``dated``: the server is asked
+        for the time in the same turn."""
+        if not self._unsent:
             self._loop.call_soon(self._flush)
-        count = len(commands)
-        call = Call(
-            self._loop.create_future(), count, count + 1 if copies and self._confirmation is not None else count
-        )
-        self._fresh.append(call)
-        self._calls.append(call)
+        if dated and not self._dated:
+            self._dated = True
+            self._calls.append(self._clock)
+            self._unsent.append(_TIME)
+        future = self._new_future()
+        self._calls.append(future)
+        self._unsent.append(command)
+        return future
+
+    def send(self, commands: Sequence[Command], *, copies: bool = False) -> Group:
+        """Send several commands in a row. The result is the list of replies, or `Lost`; ``copies``: the confirmation
+        is the last of them."""
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        copies = copies and self._confirmation is not None
+        group = Group(self._new_future(), len(commands) + copies)
         for command in commands:
+            self._calls.append(group)
             self._unsent.append(packed(command))
-        return call
+        if copies:
+            self._confirming.append(group)
+        return group
 
     def _flush(self) -> None:
-        fresh, self._fresh = self._fresh, []
-        unsent, self._unsent = self._unsent, []
-        if self.broken:
-            for call in fresh:
-                call.finish(None)
+        if self.broken or not self._unsent:  # whoever sent something hears of it from `connection_lost`
             return
-        if self._confirmation is not None:
-            followers = [call for call in fresh if call.total > call.awaited]
-            if followers:
-                confirming = Call(self._loop.create_future(), 1, 1)
-                confirming.followers = followers
-                self._calls.append(confirming)
-                unsent.append(packed(self._confirmation))
-        for call in fresh:
-            call.sent = True
+        if self._confirming and self._confirmation is not None:
+            self._calls.append(Confirmation(self._confirming))
+            self._unsent.append(packed(self._confirmation))
+            self._confirming = []
+        unsent, self._unsent = self._unsent, []
+        self._dated = False
+        if self._watch is None:
+            self._heard = True
+            self._look_later()
         self._transport.write(b"".join(unsent))
 
+    def again(self, future: Future) -> Future | None:
+        """A future for what a cancelled one of `begin` was waiting for; None if it was not of this link."""
+        found = self._new_future()
+        if future in self._late:
+            found.set_result(self._late.pop(future))
+            return found
+        for number, place in enumerate(self._calls):
+            if place is future:
+                self._calls[number] = found
+                return found
+        return None
+
+    # -- what the transport calls --------------------------------------------------------------------------------------
     def data_received(self, data: bytes) -> None:
         """Replies have come."""
+        self._heard = True
         reader, calls = self._reader, self._calls
         reader.feed(data)
         try:
             while (reply := reader.gets()) is not False:
-                call = calls[0]
-                call.replies.append(reply)
-                if len(call.replies) == call.awaited:
-                    calls.popleft()
-                    if call.followers is not None:
-                        for follower in call.followers:
-                            follower.replies.append(reply)
-                            follower.finish(follower.replies)
-                    elif call.total == call.awaited:
-                        call.finish(call.replies)
+                place = calls.popleft()
+                if isinstance(place, Place):
+                    place.take(reply)
+                elif not place.done():
+                    place.set_result(reply)
+                else:
+                    self._late[place] = reply
         except (hiredis.ProtocolError, IndexError):  # not a Redis server, or not ours any more
             self.abandon()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
         self.broken = True
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
         calls, self._calls = self._calls, deque()
-        for call in calls:
-            call.finish(None)
-            for follower in call.followers or ():
-                follower.finish(None)
+        unsent, self._unsent = len(self._unsent), []
+        confirming, self._confirming = self._confirming, []
+        text, silent = self._reason
+        for number, place in enumerate(calls):
+            lost = Lost(text, number < len(calls) - unsent, silent)
+            if isinstance(place, Place):
+                place.lose(lost)
+            elif not place.done():
+                place.set_result(lost)
+            else:
+                self._late[place] = lost
+        for group in confirming:
+            group.lose(Lost(text, False, silent))
 
     def eof_received(self) -> None:
         """The server has closed its side."""
@@ -134,3 +255,19 @@ class Link(asyncio.Protocol):
         """End the connection at once."""
         self.broken = True
         self._transport.abort()
+
+    # -- silence -------------------------------------------------------------------------------------------------------
+    def _look_later(self) -> None:
+        self._watch = self._loop.call_later(self.patience_seconds / _LOOKS, self._look)
+
+    def _look(self) -> None:
+        self._watch = None
+        if self.broken or not self._calls:
+            return
+        self._silent_looks = 0 if self._heard else self._silent_looks + 1
+        self._heard = False
+        if self._silent_looks < _LOOKS:
+            self._look_later()
+        else:
+            self._reason = (f"no reply for {self.patience_seconds:g} s", True)
+            self.abandon()

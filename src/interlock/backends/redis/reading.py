@@ -2,7 +2,8 @@
 
 A read of the newest state, or of a snapshot that nothing has changed since, is one plain command, which is atomic and
 costs the server less than a tenth of a script. It brings the head and meta along, so that the token and the check of
-the horizon are of the same instant. Everything else is a script.
+the horizon are of the same instant. The time is asked for with it, or once for many (`multiplexer`). Everything else is
+a script.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from typing import Any, Final
 
 from interlock.backends.redis import failures
 from interlock.backends.redis.greeting import load
-from interlock.backends.redis.home import Driver
+from interlock.backends.redis.home import Driver, Lost
 from interlock.backends.redis.record import (
+    EXPIRING,
     LARGE,
     MICRO,
+    TOMBSTONE,
     author_of,
     change_of,
     entry_of,
+    header_of,
     pack_pair,
-    place_of,
     unpack_pair,
 )
 from interlock.backends.redis.scripts import Calls, Command, spelled_out
@@ -35,6 +38,7 @@ _TIME: Final[Command] = (b"TIME",)
 _ANYWHERE: Final = (b"", b"")
 _RECORDS_PER_CALL: Final = 200
 _AGAIN: Final = 2
+_NOT_PLAIN: Final = TOMBSTONE | LARGE | EXPIRING
 
 
 class Reader:
@@ -60,36 +64,54 @@ class Reader:
                     wrong = reply
             if wrong is None:
                 return replies
-            code = failures.code_of(str(wrong))
-            if code in failures.MOVES_ON:
-                self._driver.distrust()
-            elif code != "NOSCRIPT":
-                again = 0
-            if again == 0:
-                raise failures.refused(str(wrong))
-            if code == "NOSCRIPT":
-                await load(self._driver.ask)
-                commands = tuple([spelled_out(command) for command in commands])
+            commands = await self._mend(wrong, commands, again)
             again -= 1
 
-    async def _look(self, keys: Sequence[Key], at: Token | None) -> tuple[list[Any], Token]:
-        """The newest entries of keys, in front of them the newest position and the time; and the token at which they
-        were read, or ``at``, if the store still keeps it."""
-        found, time = await self.ask((*self._calls.look, *keys), _TIME)
-        head, meta = found[0], found[1]
+    async def _mend(self, wrong: Exception, commands: Sequence[Command], again: int) -> tuple[Command, ...]:
+        """After an error reply: what to send, if that may help; else raises what it means."""
+        code = failures.code_of(str(wrong))
+        if code in failures.MOVES_ON:
+            self._driver.distrust()
+        elif code != "NOSCRIPT":
+            again = 0
+        if again == 0:
+            raise failures.refused(str(wrong))
+        if code == "NOSCRIPT":
+            await load(self._driver.ask)
+            return tuple([spelled_out(command) for command in commands])
+        return tuple(commands)
+
+    async def _look(self, keys: Sequence[Key], at: Token | None) -> tuple[list[Any], int, Token]:
+        """The head and meta and the newest entries of keys, the time, and the token at which they were read, or
+        ``at``, if the store still keeps it."""
+        if self._closed:
+            raise UsageError(CLOSED)
+        command = self._calls.look(keys)
+        begun = self._driver.begin(command, dated=True)
+        found = None if begun is None else await begun
+        if type(found) is list:
+            seen = self._driver.clock
+        else:
+            if type(found) is Lost and found.silent:
+                raise failures.lost(found.text, commits=False)
+            found, time = await self.ask(command, _TIME)
+            seen = int(time[0]) * MICRO + int(time[1])
+        meta = found[1]
         if meta is None:
             raise failures.vanished()
-        position, changed_at = unpack_pair(head)
+        position, changed_at = unpack_pair(found[0])
         store, incarnation = unpack_pair(meta)
-        seen = int(time[0]) * MICRO + int(time[1])
-        found[0], found[1] = position, self._time(changed_at if changed_at > seen else seen)
+        if seen < changed_at:
+            seen = changed_at
+        if self._last_time < seen:
+            self._last_time = seen
         if at is None:
-            return found, Token(store, incarnation, position)
+            return found, self._last_time, Token(store, incarnation, position)
         if at.store != store or at.incarnation != incarnation or at.position > position:
             raise misplaced(at, meta)
         if at.position < int.from_bytes(meta[16:24], "big"):
             raise too_old()
-        return found, at
+        return found, self._last_time, at
 
     async def page(self, command: Command, at: Token | None) -> list[Any]:
         """The answer of a script that reads at a token, without its status."""
@@ -106,23 +128,27 @@ class Reader:
     # -- reading -------------------------------------------------------------------------------------------------------
     async def snapshot(self) -> Token:
         """A token of everything committed so far."""
-        return (await self._look((), None))[1]
+        return (await self._look((), None))[2]
 
     async def read(self, keys: Sequence[Key], at: Token | None = None) -> Reading:
         """Entries of several keys as of a snapshot, or the newest. One command; where a large value or a superseded
         version is wanted, a script after it."""
-        found, token = await self._look(keys, at)
+        found, time, token = await self._look(keys, at)
         newest = token.position
         entries: list[Entry | None] = []
-        for raw in found[2:]:
+        for place in range(2, len(found)):
+            raw = found[place]
             if raw is None:
                 entries.append(None)
                 continue
-            position, flags = place_of(raw)
-            if flags & LARGE or position > newest:
-                return await self._read_past(keys, token)
-            entries.append(entry_of(raw))
-        return Reading(entries, token, found[1] / MICRO)
+            position, nonce, flags = header_of(raw)
+            if position > newest or flags & _NOT_PLAIN:
+                if position > newest or flags & LARGE:
+                    return await self._read_past(keys, token)
+                entries.append(entry_of(raw))
+            else:
+                entries.append(Entry((position, nonce), raw[17:]))
+        return Reading(entries, token, time / MICRO)
 
     async def _read_past(self, keys: Sequence[Key], at: Token) -> Reading:
         entries: list[Entry | None] = []
@@ -169,8 +195,7 @@ class Reader:
 
     async def now(self) -> float:
         """The server's clock. A commit never has an earlier time than the one before it."""
-        time: int = (await self._look((), None))[0][1]
-        return time / MICRO
+        return (await self._look((), None))[1] / MICRO
 
     # -- the feed ------------------------------------------------------------------------------------------------------
     async def changes(self, since: Token | None, *, limit: int = 1000) -> tuple[list[Change], Token]:
@@ -199,9 +224,8 @@ class Reader:
         """Wait until something newer than ``since`` is committed by anybody."""
 
         async def look() -> bool:
-            found, _ = await self._look((), since)
-            newest: int = found[0]
-            return newest > since.position
+            found, _, _ = await self._look((), since)
+            return unpack_pair(found[0])[0] > since.position
 
         return await self._driver.wait(look, since.position, timeout_seconds)
 

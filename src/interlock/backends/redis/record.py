@@ -54,6 +54,9 @@ pack_pair: Final[Callable[[int, int], bytes]] = _PAIR.pack
 """Two numbers as sixteen bytes: a version, or a store's id and incarnation."""
 unpack_pair: Final[Callable[[bytes], tuple[int, int]]] = _PAIR.unpack_from
 
+header_of: Final[Callable[[bytes], tuple[int, int, int]]] = _HEADER.unpack_from
+"""Position, nonce and flags of an entry."""
+
 
 def entry_of(raw: bytes | None) -> Entry | None:
     """An entry, its large value appended if it has one."""
@@ -67,18 +70,12 @@ def entry_of(raw: bytes | None) -> Entry | None:
     return Entry((position, nonce), raw[25:], _NUMBER.unpack_from(raw, 17)[0] / MICRO)
 
 
-def place_of(raw: bytes) -> tuple[int, int]:
-    """The position of an entry, and its flags."""
-    position, _, flags = _HEADER.unpack_from(raw)
-    return position, flags
-
-
-def encode(request: CommitRequest, forms: dict[Key, Any]) -> bytes:
-    """The record of a request; ``forms`` as `form_of` makes them."""
+def encode(request: CommitRequest, transaction: bytes, forms: dict[Key, Any]) -> bytes:
+    """The record of a request; ``forms`` as `form_of` makes them, for all that is no plain put."""
     if request.quiet:
-        return request.transaction.to_bytes(16, "big") + _QUIET + _encode((request.agent,))
+        return transaction + _QUIET + _encode((request.agent,))
     return (
-        request.transaction.to_bytes(16, "big")
+        transaction
         + _LOUD
         + _encode(
             (
@@ -98,11 +95,9 @@ def encode(request: CommitRequest, forms: dict[Key, Any]) -> bytes:
 
 
 def form_of(write: Write) -> Any:
-    """How a record says what was asked of a key: True for a plain put, (life, listed) for another, None for a delete, a
-    list of operations for a merge."""
+    """How a record says what was asked of a key: (life, listed) for a put that is not plain, None for a delete, a list
+    of operations for a merge. Of a plain put the stream says enough."""
     if type(write) is Put:
-        if write.ttl_seconds is None and write.listed:
-            return True
         return (write.ttl_seconds, write.listed)
     if type(write) is Merge:
         return [(step.kind, step.operand, step.floor, step.ceiling) for step in write.operations]
@@ -112,8 +107,6 @@ def form_of(write: Write) -> Any:
 def _write_of(form: Any, value: bytes) -> Write:
     if form is None:
         return Delete()
-    if form is True:
-        return Put(value)
     if type(form[0]) is list:
         return Merge(tuple([Operation(*step) for step in form]))
     return Put(value, *form)
@@ -149,6 +142,8 @@ def change_of(parts: Sequence[Any], store: int, incarnation: int) -> Change | No
                 seen[key[16:]] = unpack_pair(key)
     if observed:
         seen.update({key: None if found is None else tuple(found) for key, found in observed.items()})
+    writes: dict[Key, Write] = {key: Put(value) for key, value in values.items() if key not in forms}
+    writes.update({key: _write_of(form, values.get(key, b"")) for key, form in forms.items()})
     transaction = int.from_bytes(record[:16], "big")
     return Change(
         (position, transaction & NONCE_MASK),
@@ -162,7 +157,7 @@ def change_of(parts: Sequence[Any], store: int, incarnation: int) -> Change | No
         attempt,
         seen,
         tuple([Span(*span) for span in spans]),
-        {key: _write_of(form, values.get(key, b"")) for key, form in forms.items()},
+        writes,
         tuple([Span(*span) for span in clears]),
         tuple(cleared),
     )

@@ -1,4 +1,4 @@
-"""A commit request as the arguments of `commit.lua`, and its answers as ours.
+"""A commit request as a call of `commit.lua`, put together as it goes over the connection, and its answers as ours.
 
 A merge that the script does not compute (Lua has no dates; a long list or set would hold everybody up) or that it would
 have to refuse comes back with the value it was to be applied to. `compute` applies it with the same algebra as
@@ -9,11 +9,12 @@ it belongs to: if that has changed meanwhile, it comes back once more.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from struct import Struct
 from typing import Any, Final
 
 from interlock import merges
-from interlock.backends.redis.record import MICRO, author_of, encode, entry_of, form_of, pack_pair
-from interlock.backends.redis.scripts import Command
+from interlock.backends.redis.record import MICRO, author_of, encode, entry_of, form_of
+from interlock.backends.redis.scripts import COUNTS, HEADS, Calls, piece
 from interlock.errors import LimitExceededError
 from interlock.model import (
     ABSENT,
@@ -47,8 +48,17 @@ _KINDS: Final = {
     "add": b"a", "append": b"p", "set_add": b"s", "set_remove": b"r", "maximum": b">", "minimum": b"<", "last": b"l",
 }  # fmt: skip
 _FEW: Final = 100
-_NOTHING: Final = b""
-_PLAIN_PUT: Final = b"p"
+
+# The fixed words of a call and the rows of its plan, as `commit.lua` describes them.
+_FIXED_WORDS: Final = 6
+_HEAD: Final = Struct(">QQcQIIHHH").pack
+_BEFORE_HEAD: Final = HEADS[Struct(">QQcQIIHHH").size]
+_BEFORE_TRANSACTION: Final = piece((b"s", b"m")) + HEADS[17] + b"x"
+_ROW: Final = Struct(">BBQQ").pack
+_MARKED: Final = Struct(">BB16x").pack
+_VERSION, _ALIVE, _ABSENT, _UNCHANGED, _UNCHANGED_ALIVE, _NONE = b"v!auU-"
+_PUT, _PUT_UNLISTED, _PUT_FOR, _DELETE, _MERGE, _MERGE_COMPUTED = b"potdmM"
+_ABSENT_GUARD: Final = b"g-" + bytes(16)
 
 
 def check(request: CommitRequest) -> None:
@@ -73,81 +83,87 @@ def check(request: CommitRequest) -> None:
             )
 
 
-def arguments(request: CommitRequest, identity: bytes, computed: dict[Key, bytes] | None = None) -> list[bytes]:
-    """The arguments of `commit.lua`. ``computed`` holds merges that were computed here."""
-    writes, guards, alive = request.writes, request.guards, request.alive
-    count = len(request.reads)
+def packed_commit(calls: Calls, request: CommitRequest, computed: dict[Key, bytes] | None = None) -> bytes:
+    """The call of `commit.lua`. ``computed`` holds merges that were computed here."""
+    writes, reads, guards, alive = request.writes, request.reads, request.guards, request.alive
+    transaction = request.transaction.to_bytes(16, "big")
     forms: dict[Key, Any] = {}
-    out: list[bytes] = [
-        identity,
-        _NOTHING,
-        b"%d" % request.snapshot.position,
-        b"q" if request.quiet else b"w" if writes or request.clears else b"v",
-        _NOTHING,
-        _NOTHING,
-        b"%d" % len(request.spans),
-        b"%d" % len(request.clears),
-        b"%d" % len(request.fetch),
-    ]
-    for key, expected in request.reads.items():
+    named: list[bytes] = []  # what stands before a word, and the word, in turns
+    plan: list[bytes] = []
+    given: list[bytes] = []
+    for key, expected in reads.items():
+        named += (HEADS[len(key)], key)
         write = writes.get(key)
-        if type(expected) is tuple and not alive:
-            wanted = pack_pair(*expected)
+        if type(write) is Put and write.ttl_seconds is None and write.listed:
+            mark = _PUT
+            given += (HEADS[len(write.value)], write.value)
         else:
-            wanted = _expectation(key, expected, b"a", alive)
-        if write is None:
-            out += (key, wanted, _NOTHING, _NOTHING)
-        elif type(write) is Put and write.ttl_seconds is None and write.listed:
-            forms[key] = True
-            out += (key, wanted, _PLAIN_PUT, write.value)
+            mark = _NONE if write is None else _operation(key, write, computed, forms, given)
+        if type(expected) is tuple:
+            plan.append(_ROW(_ALIVE if key in alive else _VERSION, mark, *expected))
         else:
-            forms[key] = form_of(write)
-            out += (key, wanted, *_operation(key, write, computed))
+            plan.append(_MARKED(_mark_of(key, expected, _ABSENT, alive), mark))
     for key, expected in guards.items():
-        wanted = b"g" if expected is ABSENT else _expectation(key, expected, b"g", alive)
-        count += 1
+        named += (HEADS[len(key)], key)
         write = writes.get(key)
-        if write is None or key in forms:
-            out += (key, wanted, _NOTHING, _NOTHING)
+        if write is None and expected is ABSENT:
+            plan.append(_ABSENT_GUARD)
+            continue
+        mark = _NONE if write is None or key in reads else _operation(key, write, computed, forms, given)
+        if type(expected) is tuple:
+            plan.append(_ROW(_ALIVE if key in alive else _VERSION, mark, *expected))
         else:
-            forms[key] = form_of(write)
-            out += (key, wanted, *_operation(key, write, computed))
-    if len(forms) < len(writes):
+            plan.append(_MARKED(_mark_of(key, expected, _ABSENT_GUARD[0], alive), mark))
+    if len(given) < 2 * len(writes):
         for key, write in writes.items():
-            if key not in forms:
-                forms[key] = form_of(write)
-                count += 1
-                out += (key, _NOTHING)
-                out += _operation(key, write, computed)
-    for span in (*request.spans, *request.clears):
-        out += span
-    out += request.fetch
-    out[1] = request.transaction.to_bytes(16, "big")
-    out[4] = encode(request, forms)
-    out[5] = b"%d" % count
-    return out
+            if key not in reads and key not in guards:
+                named += (HEADS[len(key)], key)
+                plan.append(_MARKED(_NONE, _operation(key, write, computed, forms, given)))
+    ranges = [bound for span in (*request.spans, *request.clears) for bound in span]
+    recorded = encode(request, transaction, forms)
+    token = request.snapshot
+    rows, operations = len(plan), len(given) // 2
+    count = calls.commit_words + _FIXED_WORDS + rows + operations + len(ranges) + len(request.fetch)
+    mode = b"q" if request.quiet else b"w" if writes or request.clears else b"v"
+    head = _HEAD(
+        token.store, token.incarnation, mode, token.position,
+        rows, operations, len(request.spans), len(request.clears), len(request.fetch),
+    )  # fmt: skip
+    planned = b"".join(plan)
+    return b"".join((
+        COUNTS[count] if count < len(COUNTS) else b"*%d" % count, calls.commit, _BEFORE_HEAD, head, _BEFORE_TRANSACTION,
+        transaction, *named, HEADS[len(planned)], planned, HEADS[len(recorded)], recorded, *given,
+        piece((*ranges, *request.fetch)) if ranges or request.fetch else b"", b"\r\n",
+    ))  # fmt: skip
 
 
-def _expectation(key: Key, expected: Expectation, absent: bytes, alive: frozenset[Key]) -> bytes:
-    if type(expected) is tuple:
-        return pack_pair(*expected) + b"!" if key in alive else pack_pair(*expected)
-    if expected is ABSENT:
-        return absent
-    return b"U" if key in alive else b"u"
+def _mark_of(key: Key, expected: Expectation, absent: int, alive: frozenset[Key]) -> int:
+    return absent if expected is ABSENT else _UNCHANGED_ALIVE if key in alive else _UNCHANGED
 
 
-def _operation(key: Key, write: Write, computed: dict[Key, bytes] | None) -> Command:
+def _operation(
+    key: Key, write: Write, computed: dict[Key, bytes] | None, forms: dict[Key, Any], given: list[bytes]
+) -> int:
+    """The mark of an operation; its argument and the record's form of it go to their places."""
     if type(write) is Put:
-        mark = b"p" if write.listed else b"o"
-        if write.ttl_seconds is None:
-            return mark, write.value
-        return b"t", mark + _life(write.ttl_seconds).to_bytes(8, "big") + write.value
-    if type(write) is Delete:
-        return b"d", _NOTHING
-    assert type(write) is Merge
-    if computed is not None and key in computed:
-        return b"M", computed[key]
-    return b"m", b"".join([_step(step.kind, step.operand, step.floor, step.ceiling) for step in write.operations])
+        mark, argument = _PUT if write.listed else _PUT_UNLISTED, write.value
+        if write.ttl_seconds is not None:
+            mark, argument = _PUT_FOR, bytes((mark,)) + _life(write.ttl_seconds).to_bytes(8, "big") + argument
+        if mark != _PUT:
+            forms[key] = form_of(write)
+    else:
+        forms[key] = form_of(write)
+        if type(write) is Delete:
+            mark, argument = _DELETE, b""
+        else:
+            assert type(write) is Merge
+            if computed is not None and key in computed:
+                mark, argument = _MERGE_COMPUTED, computed[key]
+            else:
+                steps = [_step(step.kind, step.operand, step.floor, step.ceiling) for step in write.operations]
+                mark, argument = _MERGE, b"".join(steps)
+    given += (HEADS[len(argument)], argument)
+    return mark
 
 
 def _life(seconds: float) -> int:

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from interlock.backends.redis.home import Lost
 from interlock.backends.redis.multiplexer import Link
 from interlock.errors import InterlockError
 
@@ -24,7 +25,7 @@ BLOCK_SECONDS: Final = 1.0
 class Tail:
     """Who waits in one event loop, and the task that reads for them."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Link]], feed: bytes) -> None:
+    def __init__(self, connect: Callable[[float], Awaitable[Link]], feed: bytes) -> None:
         self._connect = connect
         self._feed = feed
         self._waiters: dict[asyncio.Future[bool], int] = {}
@@ -53,12 +54,12 @@ class Tail:
         try:
             while self._waiters:
                 if self._link is None or self._link.broken:
-                    self._link = await self._connect()
+                    self._link = await self._connect(BLOCK_SECONDS)
                 behind = b"%d-18446744073709551615" % min(self._waiters.values())
                 block = b"%d" % int(1000 * BLOCK_SECONDS)
                 command = (b"XREAD", b"COUNT", b"1", b"BLOCK", block, b"STREAMS", self._feed, behind)
                 replies = await self._link.send((command,)).future
-                if replies is None or isinstance(replies[0], Exception):
+                if isinstance(replies, Lost) or isinstance(replies[0], Exception):
                     self._link.abandon()  # the store may have moved to another server
                     self._wake(None)
                     await asyncio.sleep(0)
