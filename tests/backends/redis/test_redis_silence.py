@@ -1,0 +1,151 @@
+"""Servers and networks that say nothing and end no connection: typed errors in good time, settled by `outcome`."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+import pytest
+
+import interlock
+from interlock import sync
+from interlock.backends.redis import RedisBackend, tail
+from interlock.errors import BackendUnavailableError, CommitUnknownError
+from interlock.model import Settled
+from interlock.testing.conformance.world import Subject, key, put, step
+from proxies import Relay
+from redis_servers import RedisServer
+
+_REPLY_SECONDS = 1.5
+_SLACK_SECONDS = 20.0
+"""What a busy machine may need besides; a hang would be for ever."""
+
+
+@pytest.mark.parametrize("suspends", [True, False])
+def test_a_commit_on_a_silent_network_is_unknown_and_a_read_is_unavailable(
+    redis_url: str, name: str, suspends: bool
+) -> None:
+    with Relay(redis_url) as relay:
+        backend = RedisBackend(relay.url, name=name, reply_seconds=_REPLY_SECONDS)
+        leaf = backend if suspends else backend.blocking()
+
+        async def run() -> None:
+            store = Subject(leaf)
+            await store.commit({key("a"): put(1)})
+            request = await store.request({key("a"): put(2)})
+            relay.hold()
+            begun = time.monotonic()
+            with pytest.raises(CommitUnknownError, match="no reply for 1.5 s"):
+                await leaf.commit(request)
+            assert _REPLY_SECONDS <= time.monotonic() - begun < _SLACK_SECONDS
+            assert await leaf.outcome(request.transaction, fence=True) == (Settled.FENCED, None)
+            assert await store.value(key("a")) == 1
+            relay.hold()
+            accepted = relay.accepted
+            with pytest.raises(BackendUnavailableError, match="no reply for 1.5 s"):
+                await leaf.read([key("a")])
+            assert relay.accepted == accepted, "asked once, not again and again"
+            assert await store.value(key("a")) == 1
+            await leaf.close()
+
+        if suspends:
+            asyncio.run(run())
+        else:
+            step(run())
+
+
+def test_all_who_share_a_silent_connection_hear_of_it_at_once(redis_url: str, name: str) -> None:
+    async def run() -> None:
+        with Relay(redis_url) as relay:
+            store = Subject(RedisBackend(relay.url, name=name, reply_seconds=_REPLY_SECONDS))
+            await store.commit({key("n", number): put(0) for number in range(8)})
+            requests = [await store.request({key("n", number): put(1)}) for number in range(4)]
+            relay.hold()
+            begun = time.monotonic()
+            errors = await asyncio.gather(
+                *[store.backend.commit(request) for request in requests],
+                *[store.backend.read([key("n", number)]) for number in range(4)],
+                return_exceptions=True,
+            )
+            assert time.monotonic() - begun < _SLACK_SECONDS
+            assert [type(error) for error in errors] == [CommitUnknownError] * 4 + [BackendUnavailableError] * 4
+            await store.backend.close()
+
+    asyncio.run(run())
+
+
+def test_a_stopped_server_ends_reads_and_new_connections(server: RedisServer) -> None:
+    async def run() -> None:
+        backend = RedisBackend(server.url, reply_seconds=_REPLY_SECONDS, connect_seconds=_REPLY_SECONDS)
+        leaf = backend.blocking()
+        store = Subject(backend)
+        await store.commit({key("a"): put(1)})
+        await leaf.read([key("a")])
+        assert server.process is not None
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            for each in (backend, leaf):
+                for _ in range(2):  # on the connection that there is, and while one is made
+                    begun = time.monotonic()
+                    with pytest.raises(BackendUnavailableError):
+                        await each.read([key("a")])
+                    assert time.monotonic() - begun < _SLACK_SECONDS
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        assert await store.value(key("a")) == 1
+        await leaf.commit(await store.request({key("a"): put(2)}))
+        await backend.close()
+
+    asyncio.run(run())
+
+
+def test_run_settles_a_commit_that_a_silent_network_swallowed(redis_url: str, name: str) -> None:
+    with Relay(redis_url) as relay:
+        with sync.open(relay.url, agent="a", name=name, reply_seconds=_REPLY_SECONDS) as store:
+            stock = store.resource("stock", int)
+
+            def take(session: sync.AgentSession[int]) -> None:
+                session.write("k", (session.read("k") or 0) + 1)
+                if not held:
+                    held.append(1)
+                    relay.hold()
+
+            held: list[int] = [1]
+            stock.run(take)
+            held.clear()
+            stock.run(take)
+            assert stock.read("k") == 2
+
+        async def run() -> None:
+            async with interlock.open(relay.url, agent="a", name=name, reply_seconds=_REPLY_SECONDS) as store:
+                stock = store.resource("stock", int)
+
+                async def take(session: interlock.AgentSession[int]) -> None:
+                    await session.write("k", (await session.read("k") or 0) + 1)
+                    if not held:
+                        held.append(1)
+                        relay.hold()
+
+                held: list[int] = []
+                await stock.run(take)
+                assert await stock.read("k") == 3
+
+        asyncio.run(run())
+
+
+def test_waiting_for_news_is_no_silence(redis_url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is asked to hold that question for longer than it may owe a reply."""
+    monkeypatch.setattr(tail, "BLOCK_SECONDS", 3.0)
+
+    async def run() -> None:
+        with Relay(redis_url) as relay:
+            backend = RedisBackend(relay.url, name=name, reply_seconds=_REPLY_SECONDS)
+            token = await backend.snapshot()
+            assert not await backend.wait(token, 0.1)
+            accepted = relay.accepted
+            assert not await backend.wait(token, 4.0)
+            assert relay.accepted == accepted
+            await backend.close()
+
+    asyncio.run(run())
