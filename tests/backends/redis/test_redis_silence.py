@@ -36,14 +36,14 @@ def test_a_commit_on_a_silent_network_is_unknown_and_a_read_is_unavailable(
             request = await store.request({key("a"): put(2)})
             relay.hold()
             begun = time.monotonic()
-            with pytest.raises(CommitUnknownError, match="no reply for 1.5 s"):
+            with pytest.raises(CommitUnknownError, match="no reply for"):
                 await leaf.commit(request)
             assert _REPLY_SECONDS <= time.monotonic() - begun < _SLACK_SECONDS
             assert await leaf.outcome(request.transaction, fence=True) == (Settled.FENCED, None)
             assert await store.value(key("a")) == 1
             relay.hold()
             accepted = relay.accepted
-            with pytest.raises(BackendUnavailableError, match="no reply for 1.5 s"):
+            with pytest.raises(BackendUnavailableError, match="no reply for"):
                 await leaf.read([key("a")])
             assert relay.accepted == accepted, "asked once, not again and again"
             assert await store.value(key("a")) == 1
