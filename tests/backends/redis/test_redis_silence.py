@@ -14,7 +14,7 @@ from interlock.backends.redis import RedisBackend, tail
 from interlock.errors import BackendUnavailableError, CommitUnknownError
 from interlock.model import Settled
 from interlock.testing.conformance.world import Subject, key, put, step
-from proxies import Relay
+from interlock.testing.proxies import FaultyProxy
 from redis_servers import RedisServer
 
 _REPLY_SECONDS = 1.5
@@ -26,26 +26,26 @@ _SLACK_SECONDS = 20.0
 def test_a_commit_on_a_silent_network_is_unknown_and_a_read_is_unavailable(
     redis_url: str, name: str, suspends: bool
 ) -> None:
-    with Relay(redis_url) as relay:
-        backend = RedisBackend(relay.url, name=name, reply_seconds=_REPLY_SECONDS)
+    with FaultyProxy(redis_url) as proxy:
+        backend = RedisBackend(proxy.url, name=name, reply_seconds=_REPLY_SECONDS)
         leaf = backend if suspends else backend.blocking()
 
         async def run() -> None:
             store = Subject(leaf)
             await store.commit({key("a"): put(1)})
             request = await store.request({key("a"): put(2)})
-            relay.hold()
+            proxy.silence()
             begun = time.monotonic()
             with pytest.raises(CommitUnknownError, match="no reply for"):
                 await leaf.commit(request)
             assert _REPLY_SECONDS <= time.monotonic() - begun < _SLACK_SECONDS
             assert await leaf.outcome(request.transaction, fence=True) == (Settled.FENCED, None)
             assert await store.value(key("a")) == 1
-            relay.hold()
-            accepted = relay.accepted
+            proxy.silence()
+            accepted = proxy.accepted
             with pytest.raises(BackendUnavailableError, match="no reply for"):
                 await leaf.read([key("a")])
-            assert relay.accepted == accepted, "asked once, not again and again"
+            assert proxy.accepted == accepted, "asked once, not again and again"
             assert await store.value(key("a")) == 1
             await leaf.close()
 
@@ -57,11 +57,11 @@ def test_a_commit_on_a_silent_network_is_unknown_and_a_read_is_unavailable(
 
 def test_all_who_share_a_silent_connection_hear_of_it_at_once(redis_url: str, name: str) -> None:
     async def run() -> None:
-        with Relay(redis_url) as relay:
-            store = Subject(RedisBackend(relay.url, name=name, reply_seconds=_REPLY_SECONDS))
+        with FaultyProxy(redis_url) as proxy:
+            store = Subject(RedisBackend(proxy.url, name=name, reply_seconds=_REPLY_SECONDS))
             await store.commit({key("n", number): put(0) for number in range(8)})
             requests = [await store.request({key("n", number): put(1)}) for number in range(4)]
-            relay.hold()
+            proxy.silence()
             begun = time.monotonic()
             errors = await asyncio.gather(
                 *[store.backend.commit(request) for request in requests],
@@ -101,15 +101,15 @@ def test_a_stopped_server_ends_reads_and_new_connections(server: RedisServer) ->
 
 
 def test_run_settles_a_commit_that_a_silent_network_swallowed(redis_url: str, name: str) -> None:
-    with Relay(redis_url) as relay:
-        with sync.open(relay.url, agent="a", name=name, reply_seconds=_REPLY_SECONDS) as store:
+    with FaultyProxy(redis_url) as proxy:
+        with sync.open(proxy.url, agent="a", name=name, reply_seconds=_REPLY_SECONDS) as store:
             stock = store.resource("stock", int)
 
             def take(session: sync.AgentSession[int]) -> None:
                 session.write("k", (session.read("k") or 0) + 1)
                 if not held:
                     held.append(1)
-                    relay.hold()
+                    proxy.silence()
 
             held: list[int] = [1]
             stock.run(take)
@@ -118,14 +118,14 @@ def test_run_settles_a_commit_that_a_silent_network_swallowed(redis_url: str, na
             assert stock.read("k") == 2
 
         async def run() -> None:
-            async with interlock.open(relay.url, agent="a", name=name, reply_seconds=_REPLY_SECONDS) as store:
+            async with interlock.open(proxy.url, agent="a", name=name, reply_seconds=_REPLY_SECONDS) as store:
                 stock = store.resource("stock", int)
 
                 async def take(session: interlock.AgentSession[int]) -> None:
                     await session.write("k", (await session.read("k") or 0) + 1)
                     if not held:
                         held.append(1)
-                        relay.hold()
+                        proxy.silence()
 
                 held: list[int] = []
                 await stock.run(take)
@@ -139,13 +139,13 @@ def test_waiting_for_news_is_no_silence(redis_url: str, name: str, monkeypatch: 
     monkeypatch.setattr(tail, "BLOCK_SECONDS", 3.0)
 
     async def run() -> None:
-        with Relay(redis_url) as relay:
-            backend = RedisBackend(relay.url, name=name, reply_seconds=_REPLY_SECONDS)
+        with FaultyProxy(redis_url) as proxy:
+            backend = RedisBackend(proxy.url, name=name, reply_seconds=_REPLY_SECONDS)
             token = await backend.snapshot()
             assert not await backend.wait(token, 0.1)
-            accepted = relay.accepted
+            accepted = proxy.accepted
             assert not await backend.wait(token, 4.0)
-            assert relay.accepted == accepted
+            assert proxy.accepted == accepted
             await backend.close()
 
     asyncio.run(run())
