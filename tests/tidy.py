@@ -54,6 +54,7 @@ TYPE_ONLY: dict[tuple[str, str], str] = {
     ("stepping", "sync"): "the same in synchronous code",
     ("saga.scope", "store"): "`transact` takes a SharedResource and hands its type on to the function's session",
     ("saga.blocking", "sync"): "the same in synchronous code",
+    ("saga.serving", "store"): "`recover` takes the other stores of a saga",
 }
 """(module, what it imports against the direction) -> why. Under TYPE_CHECKING only, so not at run time."""
 

@@ -45,6 +45,12 @@ def backend_for(url: str, options: dict[str, Any]) -> Backend:
     return build(url, parts.netloc, unquote(parts.path), options)
 
 
+def shown_url(url: str) -> str:
+    """A URL that may be written down: without user, password and parameters."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
 def _memory(url: str, host: str, path: str, options: dict[str, Any]) -> Backend:
     if path not in ("", "/"):
         raise UsageError(f"{url!r}: memory:// is private, memory://name is shared in the process; no path")

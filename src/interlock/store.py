@@ -46,7 +46,7 @@ from interlock.layers.effects.store import EffectStore
 from interlock.layers.leases import Leasing
 from interlock.layers.locks import Locks
 from interlock.layers.standing import Lockable
-from interlock.opening import backend_for, for_async
+from interlock.opening import backend_for, for_async, shown_url
 from interlock.ports import Backend, Runtime
 from interlock.runtime import AsyncRuntime
 from interlock.saga.serving import Sagas
@@ -86,6 +86,7 @@ def open(
     settings = diagnosis.settings_of(agent, isolation, retry, idempotency_ttl_seconds, history_seconds)
     store = Store(backend_for(url, options), **settings)
     store._origin = (url, {**settings, **options})
+    store._engine.shown_url = shown_url(url)
     return store
 
 

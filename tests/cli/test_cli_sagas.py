@@ -116,3 +116,28 @@ def test_what_cannot_be_imported(url: str, run: Run) -> None:
         pass
     sync.open(url, agent="a").resource("r").run(lambda session: session.write("k", 1))
     assert "cannot be imported" in run("recover", "--import", "there.is.no.such", status=2).output
+
+
+def move(session: sync.AgentSession[int]) -> None:
+    """A transaction on another store."""
+    session.add("k", 1)
+
+
+def test_sagas_over_two_stores_and_by_name(url: str, run: Run, tmp_path: Path) -> None:
+    bank_url = f"sqlite:///{tmp_path / 'bank.db'}"
+    with sync.open(url, agent="shop") as store, sync.open(bank_url, agent="shop") as bank:
+        for saga_id in ("o1", "o2"):
+            with pytest.raises(LookupError), store.saga("order", id=saga_id) as saga:
+                saga.transact(bank.resource("tills", int), move)
+                saga._frame.course.recorder.journal.lost = True  # type: ignore[union-attr]
+                raise LookupError
+    assert run("recover", "other", "--older-than", "0").stdout == ""
+    shown = run("recover", "order", "--older-than", "0", "--limit", "1", status=1).stdout
+    assert shown == f"dead letters\torder/o1/1/0\nmissing stores\t{bank_url}\n"
+    letter = ("dead-letters", "retry", "order/o1/1/0")
+    assert "still stands" in run(*letter, status=1).stdout
+    assert "no store" in run(*letter, "--store", "sqlite:///nowhere.db", status=4).output
+    assert "settled" in run(*letter, "--store", bank_url).stdout
+    assert run("recover", "order", "--older-than", "0", "--store", bank_url).stdout == "undone\torder/o2\n"
+    with sync.open(bank_url) as bank:
+        assert bank.resource("tills", int).read("k") == 0

@@ -79,13 +79,18 @@ def coordinate(path: Path, at: int, behind: bool, fails: bool, probed: bool, **o
 
 def recover(path: Path, at: int = 0, behind: bool = False) -> RecoveryReport:
     """Recover until no dead coordinator's lease is in the way."""
-    until = time.monotonic() + PATIENCE_SECONDS
     with open_store(path, at, behind) as store:
-        while True:
-            report: RecoveryReport = store.recover(older_than_seconds=0, lease_seconds=LEASE_SECONDS)
-            if not report.live:
-                return report
-            assert time.monotonic() < until, "a dead coordinator's lease does not end"
+        return recover_until_quiet(store)
+
+
+def recover_until_quiet(store: Any, **options: Any) -> RecoveryReport:
+    """Recover again while a dead coordinator's lease is in the way."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        report: RecoveryReport = store.recover(older_than_seconds=0, lease_seconds=LEASE_SECONDS, **options)
+        if not report.live:
+            return report
+        assert time.monotonic() < until, "a dead coordinator's lease does not end"
 
 
 def status(path: Path) -> Any:

@@ -8,16 +8,18 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated, Any
 
 import typer
 
-from interlock import FailedUndo, RecoveryReport
+from interlock import FailedUndo, RecoveryReport, sync
 from interlock.cli.exits import Exit
 from interlock.cli.forms import parse_value, printable, to_form
-from interlock.cli.options import DEFAULT_URL, AsJson, Limit, Url, opened
+from interlock.cli.options import DEFAULT_URL, AsJson, Limit, Url, opened, require_store
 from interlock.cli.output import NOTHING, shown_time
 from interlock.errors import UsageError
 from interlock.saga.recovery import SagaEntry, list_sagas
@@ -26,6 +28,12 @@ from interlock.stepping import step_all
 Imports = Annotated[
     list[str] | None,
     typer.Option("--import", metavar="MODULE", help="A module with undos; may be given several times."),
+]
+Stores = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--store", metavar="URL", help="Another store to which the sagas have committed; may be given several times."
+    ),
 ]
 Letter = Annotated[str, typer.Argument(metavar="ID", help="The dead letter's id.", show_default=False)]
 
@@ -40,6 +48,15 @@ def import_all(modules: list[str] | None) -> list[str]:
         except ImportError as error:
             raise UsageError(f"module {name!r} cannot be imported: {error}") from error
     return modules or []
+
+
+@contextmanager
+def opened_too(urls: list[str] | None, agent: str) -> Iterator[list[sync.Store]]:
+    """The other stores of sagas. None is made where there is none."""
+    with ExitStack() as stack:
+        for url in urls or ():
+            require_store(url)
+        yield [stack.enter_context(sync.open(url, agent=agent)) for url in urls or ()]
 
 
 def sagas(
@@ -74,7 +91,11 @@ def _time(at: float) -> str:
 
 
 def recover(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Only sagas of this name.", show_default="all")
+    ] = None,
     modules: Imports = None,
+    stores: Stores = None,
     older_than: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="Leave sagas alone that began later.")
     ] = 60,
@@ -85,20 +106,24 @@ def recover(
 ) -> None:
     """End every saga whose coordinator is gone: undo it, or finish it if it had been decided.
 
-    Exit status 1 if something is left for a person: a dead letter, or an undo that is not known here.
+    Exit status 1 if something is left for a person: a dead letter, an undo that is not known here, or a transaction on
+    a store that was not given.
 
     \b
       interlock recover --import shop.orders
+      interlock recover order --import shop.orders --store postgresql://localhost/bank
     """
-    with opened(url, as_json=as_json, agent=agent) as (store, output):
-        report = store.recover(modules=import_all(modules), older_than_seconds=older_than, limit=limit)
+    with opened(url, as_json=as_json, agent=agent) as (store, output), opened_too(stores, agent) as others:
+        report = store.recover(
+            name=name, modules=import_all(modules), older_than_seconds=older_than, stores=others, limit=limit
+        )
         if as_json:
             output.record(report_form(report))
         else:
             for what, names in report_form(report).items():
                 for name in names:
                     output.line(f"{what.replace('_', ' ')}\t{printable(name)}")
-        if report.dead_letters or report.missing_undo:
+        if report.dead_letters or report.missing_undo or report.missing_stores:
             raise typer.Exit(Exit.NEGATIVE)
 
 
@@ -139,6 +164,7 @@ def _letter_cells(letter: FailedUndo) -> list[str]:
 def retry(
     letter: Letter,
     modules: Imports = None,
+    stores: Stores = None,
     agent: Annotated[str, typer.Option(help="On whose behalf.")] = "recovery",
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
@@ -148,8 +174,8 @@ def retry(
     \b
       interlock dead-letters retry order/o-17/1/2 --import shop.orders
     """
-    with opened(url, as_json=as_json, agent=agent) as (store, output):
-        settled = store.dead_letters.retry(letter, modules=import_all(modules))
+    with opened(url, as_json=as_json, agent=agent) as (store, output), opened_too(stores, agent) as others:
+        settled = store.dead_letters.retry(letter, modules=import_all(modules), stores=others)
         _say(output, letter, "settled" if settled else "still stands", as_json)
         if not settled:
             raise typer.Exit(Exit.NEGATIVE)

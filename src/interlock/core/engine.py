@@ -79,6 +79,8 @@ class Engine:
         self.gates = Gates(runtime)
         self.keys_in_use = KeysInUse()
         self.closed = False
+        self.shown_url = ""
+        """Where the store is, for people: the URL that it was opened by, without user and password."""
         self.stage: Stage | None = None
         """How a session stages an effect; set by the layer that keeps them."""
         self.closing: list[Callable[[], None]] = []

@@ -11,7 +11,7 @@ Entering takes the saga's lease, which renews itself while the body runs, and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
@@ -25,6 +25,7 @@ from interlock.saga.errors import SagaClosedError
 from interlock.saga.fences import LeaseFence
 from interlock.saga.frames import Course, Frame, Invariant, open_frame
 from interlock.saga.journal import Journal
+from interlock.saga.receipts import engines_of
 from interlock.saga.recording import Recorder
 from interlock.saga.records import FailedUndo
 from interlock.saga.recovery import end_run
@@ -52,6 +53,7 @@ class DurableSaga(Generic[S]):
         on_crash: str,
         lease_seconds: float,
         shield_seconds: float,
+        stores: Collection[Any] = (),
     ) -> None:
         check_name("a saga's name", name)
         check_name("a saga's id", saga_id)
@@ -66,6 +68,7 @@ class DurableSaga(Generic[S]):
         self._hook = on_compensation_error
         self._on_crash = on_crash
         self._shield_seconds = float(shield_seconds)
+        self._stores = stores
         self._fence = LeaseFence(engine, f"saga {name}/{saga_id}", check_name("agent", chosen), lease_seconds)
         self._journal = Journal(engine, name, saga_id, chosen, self._fence)
         self._unused = [True]
@@ -101,7 +104,8 @@ class DurableSaga(Generic[S]):
         if status == records.RUNNING and self._on_crash == "resume":
             return Recorder(journal)
         if status not in records.ENDED:
-            frame = await end_run(journal, world, self._hook, self._shield_seconds)
+            engines = await engines_of(self._stores, self._engine.runtime.suspends, journal.agent)
+            frame = await end_run(journal, world, self._hook, self._shield_seconds, stores=engines)
             status = journal.head["status"]
             if status not in records.ENDED:
                 left = "; ".join(str(failed.error) for failed in frame.failures) or "nobody knows what became of a step"

@@ -66,14 +66,15 @@ class Course:
     """What all frames of one root share: the lock, the order of steps, who waits, the id, the journal."""
 
     __slots__ = (
-        "id", "key_prefix", "key_suffix", "lock", "next_order", "next_position", "recorder", "shield_seconds",
-        "waiters",
+        "id", "key_prefix", "key_suffix", "lock", "next_order", "next_position", "put_back", "recorder",
+        "shield_seconds", "waiters",
     )  # fmt: skip
 
     def __init__(self, shield_seconds: float, saga_id: str | None = None, recorder: Recorder | None = None) -> None:
         self.lock = threading.Lock()
         self.next_order = 0
         self.next_position = 0
+        self.put_back: dict[Any, Any] = {}
         self.waiters: list[Waiter] = []
         self.shield_seconds = shield_seconds
         self.id = self.key_prefix = saga_id

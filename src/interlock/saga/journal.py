@@ -150,6 +150,10 @@ class Journal:
             self.steps[place] = dict(record.value)
             self._versions[record.key] = record.version
 
+    async def learn_step(self, place: Place) -> None:
+        """Read a step's record again, after a commit that carried it and whose end nobody saw."""
+        self._learn((await self.ledger.read(STEPS, [self.step_key(place)])).records[0])
+
     # -- writing -------------------------------------------------------------------------------------------------------
     def open_run(self, facts: Mapping[str, Any]) -> None:
         """Begin the next run. Its steps have keys of their own.
@@ -278,6 +282,17 @@ class Journal:
         value = {**self.steps.get(place, {}), **changes}
         expected = {**self._volatile(), key: self._versions.get(key, ABSENT), **self.fence.expectations()}
         return {key: STEPS.put(value)}, expected
+
+    async def carried_letter(self, place: Place) -> tuple[dict[Key, Write], dict[Key, Expectation]]:
+        """The end of a step's dead letter, for such a commit."""
+        await self.know_letter(place)
+        letter = LETTERS.key(self.letter_id(place))
+        stands = self._versions[letter]
+        return {} if stands is ABSENT else {letter: Delete()}, {letter: stands}
+
+    def dropped_letter(self, place: Place) -> None:
+        """That commit has happened."""
+        self._versions[LETTERS.key(self.letter_id(place))] = ABSENT
 
     def carried_done(self, place: Place, changes: Mapping[str, Any], version: Version | None) -> None:
         """That commit has happened."""

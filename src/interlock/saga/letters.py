@@ -15,6 +15,7 @@ from interlock.saga import journal as records
 from interlock.saga.errors import SagaError
 from interlock.saga.fences import LeaseFence
 from interlock.saga.journal import LETTERS, Journal, Place
+from interlock.saga.receipts import engines_of
 from interlock.saga.records import FailedUndo
 from interlock.saga.recovery import end_run
 from interlock.saga.storing import load_value, store_value
@@ -101,10 +102,12 @@ async def retry(
     modules: Collection[str] = (),
     undo: Mapping[str, Any] | None = None,
     agent: str | None = None,
+    stores: Collection[Any] = (),
 ) -> bool:
     """Try again what the letter is about; whether it is settled now."""
+    engines = await engines_of(stores, engine.runtime.suspends, agent or engine.agent or "recovery")
     async with await _desk(engine, world, letter, agent) as desk:
-        await end_run(desk.journal, world, None, 60, modules=modules, undos=undo, only=desk.place)
+        await end_run(desk.journal, world, None, 60, modules=modules, undos=undo, stores=engines, only=desk.place)
         return desk.journal.steps[desk.place]["status"] in (*_SETTLED, "done")
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from interlock.core.engine import Engine
 from interlock.errors import InterlockError, UsageError
 from interlock.layers.effects.answers import NOT_HAPPENED, Happened
 from interlock.saga import journal as records
 from interlock.saga.errors import JournalMismatchError, StepFailedError
 from interlock.saga.journal import Journal, Place
-from interlock.saga.matching import Plan, name_of, takes_key
+from interlock.saga.matching import name_of, takes_key
+from interlock.saga.receipts import met
 from interlock.saga.recorded import (
     LEFT_ALONE,
     check_durable,
@@ -31,7 +33,7 @@ from interlock.saga.recorded import (
 from interlock.saga.records import State, StepRecord, plain
 from interlock.saga.registry import find, path_of
 from interlock.saga.storing import hints_of, load_value, store_value, what_of
-from interlock.saga.transacting import inverse_from
+from interlock.saga.transacting import recall
 from interlock.saga.verifying import ask
 
 if TYPE_CHECKING:
@@ -52,7 +54,9 @@ class Recorder:
         self._late: list[Place] = []
         self.modules: Collection[str] = ()
         self.undos: Mapping[str, Any] = {}
+        self.stores: Mapping[str, Engine] = {}
         self.missing: list[str] = []
+        self.missing_stores: list[str] = []
 
     @property
     def lost(self) -> bool:
@@ -67,7 +71,7 @@ class Recorder:
             check_durable(record)
             facts = facts_of(frame, record)
         else:
-            facts = transacting.begun()
+            facts = await transacting.describe(self)
         place = place_of(record)
         recorded = self.journal.steps.get(place)
         if recorded is not None:
@@ -93,6 +97,8 @@ class Recorder:
             raise self._mismatch(frame, place, said)
         if recorded.get("print") != facts["print"]:
             raise self._mismatch(frame, place, f"{record.label()} is called with other arguments than before")
+        if recorded.get("store") != facts.get("store"):
+            raise self._mismatch(frame, place, f"{record.label()} commits to another store than before")
 
     def _mismatch(self, frame: Frame, place: Place, said: str) -> JournalMismatchError:
         error = JournalMismatchError(
@@ -108,16 +114,18 @@ class Recorder:
         if status == "done":
             record.result = load_result(record.fn, record.undo, recorded["result"])
             if record.transacting is not None:
-                record.undo = inverse_from(self.journal.engine, recorded)
+                recall(self, record, recorded)
             return True
         if status == "begun":
             if record.transacting is not None:
-                record.transacting.lost_track = True
+                record.transacting.earlier = recorded
             verdict = await ask(frame, record)
             if isinstance(verdict, Happened):
                 record.result = verdict.result
                 await self.done(frame, record)
                 return True
+            if record.transacting is not None:
+                record.transacting.earlier = None
             if verdict is not NOT_HAPPENED:
                 record.called = True
                 raise StepFailedError(
@@ -129,7 +137,10 @@ class Recorder:
 
     async def done(self, frame: Frame, record: StepRecord) -> None:
         """A step has succeeded. Raises `ValueRefusedError` if its result cannot be kept."""
-        if record.transacting is not None:  # its own commit has said so
+        if record.transacting is not None:
+            unsaid = record.transacting.unsaid()
+            if unsaid is not None:
+                await self.journal.write_step(place_of(record), unsaid, durable=False)
             return
         stored = store_value(
             record.result, lambda: result_hint(record.fn, record.undo), f"the result of {name_of(record.fn)}"
@@ -238,8 +249,8 @@ class Recorder:
         if stored is None:
             return
         record.stored, record.loaded = None, {}
-        if stored.get("kind") == "transact" and "inverse" in stored:
-            record.undo, record.plan = inverse_from(self.journal.engine, stored), Plan()
+        if stored.get("kind") == "transact":
+            recall(self, record, stored)
             return
         if stored.get("verify") is not None:
             record.verify = plain(find(stored["verify"], self.modules))
@@ -289,8 +300,13 @@ class Recorder:
         await self.journal.write_step(place_of(record), {"status": "undoing"}, durable=False)
 
     async def undone(self, record: StepRecord) -> None:
-        """An undo has succeeded."""
-        await self.journal.drop_letter(place_of(record), {"status": "undone"})
+        """An undo has succeeded. That of a transaction has said so in its own commit."""
+        if self.journal.steps.get(place_of(record), {}).get("status") != "undone":
+            await self.journal.drop_letter(place_of(record), {"status": "undone"})
+
+    def engine_of(self, identity: str) -> Engine | None:
+        """Another store of this saga's: one that was given, or that this process has used for such a step."""
+        return self.stores.get(identity) or met(identity, self.journal.engine.runtime.suspends)
 
     async def left(self, record: StepRecord, error: BaseException | None) -> str:
         """A step stands: its undo failed, or nobody knows. Returns the id of its dead letter."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from interlock.core.engine import Engine
 from interlock.errors import BackendCorruptError, SchemaMismatchError, UsageError
+from interlock.keys import check_name
 from interlock.layers.errors import LeaseUnavailableError
 from interlock.layers.ledger import Ledger
 from interlock.saga import journal as records
@@ -23,6 +24,7 @@ from interlock.saga.errors import SagaAbortedError
 from interlock.saga.fences import LeaseFence
 from interlock.saga.frames import COMMITTED, INCOMPLETE, Course, Frame
 from interlock.saga.journal import SAGAS, Journal, Place
+from interlock.saga.receipts import engines_of
 from interlock.saga.recorded import place_of, record_from
 from interlock.saga.recording import Recorder
 from interlock.saga.records import FailedUndo, State, labels
@@ -39,7 +41,8 @@ class RecoveryReport:
     ``undone``: ended backwards; ``finished``: ended forwards, because they had been decided; ``unknown``: steps of
     which nobody knows (``name/id: step``); ``dead_letters``: ids of what is left for a person; ``missing_undo``: undos
     that this process does not know; ``live``: sagas left alone, as their coordinator works or they are too young;
-    ``resumable``: sagas with ``on_crash="resume"``, which wait to be entered again."""
+    ``resumable``: sagas with ``on_crash="resume"``, which wait to be entered again; ``missing_stores``: other stores
+    with transactions of these sagas, by URL without secrets, which were not given."""
 
     undone: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -48,6 +51,7 @@ class RecoveryReport:
     live: tuple[str, ...] = ()
     finished: tuple[str, ...] = ()
     resumable: tuple[str, ...] = ()
+    missing_stores: tuple[str, ...] = ()
 
 
 async def end_run(
@@ -58,11 +62,12 @@ async def end_run(
     *,
     modules: Collection[str] = (),
     undos: Mapping[str, Any] | None = None,
+    stores: Mapping[str, Engine] | None = None,
     only: Place | None = None,
 ) -> Frame:
     """End a run that broke off; the caller holds its lease. ``only``: try this one step's undo."""
     recorder = Recorder(journal, only=only)
-    recorder.modules, recorder.undos = modules, undos or {}
+    recorder.modules, recorder.undos, recorder.stores = modules, undos or {}, stores or {}
     course = Course(shield_seconds, journal.saga_id, recorder)
     course.key_prefix = journal.title
     frame = Frame(world, course, None, None, (), hook)
@@ -98,9 +103,11 @@ async def recover(
     world: World,
     *,
     agent: str | None = None,
+    name: str | None = None,
     modules: Collection[str] = (),
     older_than_seconds: float = 60,
     undo: Mapping[str, Any] | None = None,
+    stores: Collection[Any] = (),
     limit: int | None = None,
     lease_seconds: float = 30,
     shield_seconds: float = 60,
@@ -110,11 +117,15 @@ async def recover(
         raise UsageError("modules is a collection of names of modules, not one text")
     if type(older_than_seconds) not in (int, float) or older_than_seconds < 0:
         raise UsageError(f"older_than_seconds is a number of seconds from 0, not {older_than_seconds!r}")
-    found: dict[str, list[str]] = {name: [] for name in RecoveryReport.__slots__}
+    if name is not None:
+        check_name("a saga's name", name)
+    found: dict[str, list[str]] = {field: [] for field in RecoveryReport.__slots__}
+    who = agent or engine.agent or "recovery"
+    engines = await engines_of(stores, engine.runtime.suspends, who)
     now = await engine.backend.now()
     ended = 0
-    async for name, saga_id, head in _sagas(engine, False):
-        title = f"{name}/{saga_id}"
+    async for saga, saga_id, head in _sagas(engine, False, name):
+        title = f"{saga}/{saga_id}"
         if limit is not None and ended >= limit:
             break
         if head["status"] == records.RUNNING and head.get("on_crash") == "resume":
@@ -123,8 +134,8 @@ async def recover(
         if now - head["at"] < older_than_seconds:
             found["live"].append(title)
             continue
-        fence = LeaseFence(engine, f"saga {title}", agent or engine.agent or "recovery", lease_seconds)
-        journal = Journal(engine, name, saga_id, agent or engine.agent or "recovery", fence)
+        fence = LeaseFence(engine, f"saga {title}", who, lease_seconds)
+        journal = Journal(engine, saga, saga_id, who, fence)
         try:
             await fence.acquire()
         except LeaseUnavailableError:
@@ -132,14 +143,14 @@ async def recover(
             continue
         try:
             if await journal.load() and journal.head["status"] not in records.ENDED:
-                frame = await end_run(journal, world, None, shield_seconds, modules=modules, undos=undo)
+                frame = await end_run(journal, world, None, shield_seconds, modules=modules, undos=undo, stores=engines)
                 _note(found, journal, frame)
                 ended += 1
         except (BackendCorruptError, SchemaMismatchError) as unreadable:  # the other sagas are ended all the same
             found["unknown"].append(f"{title}: {unreadable}")
         finally:
             await world.shielded(fence.release())
-    return RecoveryReport(**{name: tuple(dict.fromkeys(each)) for name, each in found.items()})
+    return RecoveryReport(**{field: tuple(dict.fromkeys(each)) for field, each in found.items()})
 
 
 def _note(found: dict[str, list[str]], journal: Journal, frame: Frame) -> None:
@@ -151,6 +162,7 @@ def _note(found: dict[str, list[str]], journal: Journal, frame: Frame) -> None:
     recorder = frame.course.recorder
     assert recorder is not None
     found["missing_undo"] += recorder.missing
+    found["missing_stores"] += recorder.missing_stores
     deferred = [each._record for each in frame.deferred]
     everything = [*frame.records, *(each for each in deferred if each not in frame.records)]
     for record, label in zip(everything, labels(everything), strict=True):
@@ -178,11 +190,13 @@ async def list_sagas(engine: Engine, *, ended: bool = False) -> AsyncIterator[Sa
         yield SagaEntry(name, saga_id, head["status"], head["run"], head["agent"], head["at"])
 
 
-async def _sagas(engine: Engine, ended: bool) -> AsyncIterator[tuple[str, str, dict[str, Any]]]:
+async def _sagas(
+    engine: Engine, ended: bool, only: str | None = None
+) -> AsyncIterator[tuple[str, str, dict[str, Any]]]:
     ledger = Ledger(engine)
     after: tuple[Any, ...] | None = None
     while True:
-        page = await ledger.scan(SAGAS, after=after, limit=PAGE)
+        page = await ledger.scan(SAGAS, () if only is None else (only,), after=after, limit=PAGE)
         for record in page.records:
             if record.value is not None and (ended or record.value["status"] not in records.ENDED):
                 name, saga_id = SAGAS.parts(record.key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from interlock.core.engine import Engine
 from interlock.saga import letters, recovery
@@ -13,6 +13,9 @@ from interlock.saga.records import FailedUndo
 from interlock.saga.recovery import RecoveryReport
 from interlock.saga.scope import AsyncSagaScope
 from interlock.saga.worlds import AWAITING
+
+if TYPE_CHECKING:
+    from interlock.store import Store
 
 S = TypeVar("S")
 
@@ -30,12 +33,19 @@ class DeadLetters:
         return letters.list_letters(self._engine)
 
     async def retry(
-        self, id: str, *, modules: Collection[str] = (), undo: Mapping[str, Callable[..., object]] | None = None
+        self,
+        id: str,
+        *,
+        modules: Collection[str] = (),
+        undo: Mapping[str, Callable[..., object]] | None = None,
+        stores: Collection[Store] = (),
     ) -> bool:
         """Try again: run the undo, or ask the step's ``verify``; whether it is settled now.
 
+        ``stores``: as for `recover`.
+
         Raises: `NotFoundError`, `LeaseUnavailableError` while the saga's coordinator works."""
-        return await letters.retry(self._engine, AWAITING, id, modules, undo)
+        return await letters.retry(self._engine, AWAITING, id, modules, undo, stores=stores)
 
     async def skip(self, id: str, *, reason: str) -> None:
         """Leave the step as it is, for ever. The saga ends with its last letter."""
@@ -64,6 +74,7 @@ class Sagas:
         on_crash: Literal["rollback", "resume"] = "rollback",
         lease_seconds: float = 30,
         shield_seconds: float = 60,
+        stores: Collection[Store] = (),
     ) -> AbstractAsyncContextManager[AsyncSagaScope[None], None]: ...
     @overload
     def saga(
@@ -78,6 +89,7 @@ class Sagas:
         on_crash: Literal["rollback", "resume"] = "rollback",
         lease_seconds: float = 30,
         shield_seconds: float = 60,
+        stores: Collection[Store] = (),
     ) -> AbstractAsyncContextManager[AsyncSagaScope[S], None]: ...
     def saga(
         self,
@@ -91,6 +103,7 @@ class Sagas:
         on_crash: Literal["rollback", "resume"] = "rollback",
         lease_seconds: float = 30,
         shield_seconds: float = 60,
+        stores: Collection[Store] = (),
     ) -> AbstractAsyncContextManager[AsyncSagaScope[Any], None]:
         """``async with store.saga("order", id=order_id) as saga:`` is a saga whose journal is in the store.
 
@@ -105,21 +118,24 @@ class Sagas:
             state, invariants, on_compensation_error, shield_seconds: as for `Saga`. The state is not kept.
             on_crash: what becomes of a run that broke off.
             lease_seconds: how long after the last sign of life of its coordinator it counts as dead.
+            stores: other stores to which it commits by ``transact``, for undoing an earlier run that broke off.
 
         Raises: on entering `LeaseUnavailableError` while another coordinator runs it, `SagaClosedError` if an earlier
             run could not be ended; in the body `JournalMismatchError` if a replay does other things than before."""
         saga: DurableSaga[Any] = DurableSaga(
             self._engine, name, id, agent, state, invariants, on_compensation_error, on_crash, lease_seconds,
-            shield_seconds,
+            shield_seconds, stores,
         )  # fmt: skip
         return saga
 
     async def recover(
         self,
         *,
+        name: str | None = None,
         modules: Collection[str] = (),
         older_than_seconds: float = 60,
         undo: Mapping[str, Callable[..., object]] | None = None,
+        stores: Collection[Store] = (),
         limit: int | None = None,
         agent: str | None = None,
         lease_seconds: float = 30,
@@ -130,17 +146,20 @@ class Sagas:
         undos, never by importing what the journal names.
 
         Args:
+            name: only sagas of this name; default: all.
             modules: only functions that were defined in these modules; empty: any of them.
             older_than_seconds: sagas that began later are left alone.
             undo: functions by name (``"module:function"``), for undos that are not known otherwise.
+            stores: other open stores to which these sagas have committed by ``transact``; which is which is told by
+                what lies in them. Those that are not given are in ``missing_stores``.
             limit: how many sagas at most.
             agent: on whose behalf; default: the store's agent.
             lease_seconds: how long after the last sign of life of this recovery another one may take over.
 
         Returns: what was done. A living coordinator's saga is in ``live``."""
         return await recovery.recover(
-            self._engine, AWAITING, agent=agent, modules=modules, older_than_seconds=older_than_seconds, undo=undo,
-            limit=limit, lease_seconds=lease_seconds,
+            self._engine, AWAITING, agent=agent, name=name, modules=modules,
+            older_than_seconds=older_than_seconds, undo=undo, stores=stores, limit=limit, lease_seconds=lease_seconds,
         )  # fmt: skip
 
     @property

@@ -2,9 +2,12 @@
 
 In a durable saga over the same store the step's record, its result and the inverse are written *in the transaction's
 own commit*, under the saga's lease: the transaction and the knowledge of how to undo it exist together or not at all,
-and the step costs no commit of its own. Over another store the record says begun before and done behind it; if the
-coordinator dies in between, the step is UNKNOWN. An interrupted transaction is settled by asking its store for the
-outcome.
+and the step costs no commit of its own. The undo's commit carries the step's record too, which then says *undone*: so
+an undo that died before it could say so is not applied again, which would matter to an ``add``.
+
+Over another store the record says begun before and done behind it, and the transaction leaves a receipt in its own
+store (`interlock.saga.receipts`), which answers the same questions for whoever recovers the saga and has that store at
+hand. An interrupted transaction of a living saga is settled by asking its store for the outcome.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from interlock import codec
 from interlock.core.carrying import Guard, carry
@@ -24,16 +27,37 @@ from interlock.core.running import Running
 from interlock.core.transaction import Transaction
 from interlock.errors import UsageError
 from interlock.layers.effects.answers import CANNOT_TELL, NOT_HAPPENED, Answer, Happened
-from interlock.model import Clash
+from interlock.model import Clash, Expectation, Key
 from interlock.saga.errors import SagaClosedError
 from interlock.saga.frames import Frame
-from interlock.saga.inverses import Piece, apply, capture
-from interlock.saga.matching import name_of
-from interlock.saga.recorded import no_hint, place_of
+from interlock.saga.inverses import RECORD, VALUE, Piece, PutBack, apply, capture, restored
+from interlock.saga.journal import Journal, Place
+from interlock.saga.matching import Plan, name_of
+from interlock.saga.receipts import Receipt, identity_of
+from interlock.saga.recorded import load_result, no_hint, place_of
 from interlock.saga.records import StepRecord, declare
 from interlock.saga.registry import path_of
 from interlock.saga.storing import store_value
 from interlock.stepping import step
+
+if TYPE_CHECKING:
+    from interlock.saga.recording import Recorder
+
+REPLAYED: Final[list[Piece]] = [["replayed"]]
+"""The inverse of what was no commit, but the replay of an earlier one."""
+
+
+class Forward(Running, eq=False):
+    """The forward transaction; an idempotency key is bound to the program's function, not to ours around it."""
+
+    original: Any = None
+
+    def _identify(self, key: str, parent: Transaction | None) -> None:
+        ours, self.fn = self.fn, self.original
+        try:
+            super()._identify(key, parent)
+        finally:
+            self.fn = ours
 
 
 class Transacting:
@@ -62,19 +86,21 @@ class Transacting:
         self.pieces: list[Piece] = []
         self.transaction = 0
         self.value: Any = None
-        self.lost_track = False
+        self.receipt: Receipt | None = None
+        self.home_identity = ""
+        self.earlier: dict[str, Any] | None = None
         if frame.course.recorder is not None:
             options.setdefault("agent", frame.course.recorder.journal.agent)
         chosen = choose({**options, "detached": True}, retries=True)
         self.agent = chosen.agent or engine.agent or ""
-        self._running = Running(engine, home, chosen, handle, self._body(), arguments)
+        self._running = Forward(engine, home, chosen, handle, self._body(), arguments, original=fn)
         self.record = self._declare()
 
     def _declare(self) -> StepRecord:
         suspends = self.engine.runtime.suspends
         forward = self.forward if suspends else lambda: step(self.forward())
-        back = self.back if suspends else lambda: step(self.back())
-        verify = self.verify if suspends else lambda key: step(self.verify(key))
+        back = undo_of(self.back, suspends)
+        verify = probe_of(self.verify, suspends)
         record = declare(forward, (), {}, None, undo=back, verify=verify)
         record.name = name_of(self.fn)
         record.transacting = self
@@ -106,15 +132,35 @@ class Transacting:
         return plain
 
     async def _prepare(self, txn: Transaction, value: Any) -> None:
-        """Before the commit: note the inverse, and let the commit carry the step's record."""
+        """Before the commit: note the inverse, and let the commit carry the step's record, or leave a receipt."""
         self.value = value
         self.transaction = txn.id
-        self.pieces = await capture(txn)
+        self.pieces = await capture(txn, self._noted())
+        if self._running.record is not None:
+            self.pieces.append([RECORD, self._running.record])
         recorder = self.frame.course.recorder
-        if recorder is not None and self.carries:
+        if recorder is None:
+            return
+        if self.receipt is not None:
+            self.receipt.carried_by(txn, self._outcome())
+        else:
             writes, expected = recorder.journal.carried(place_of(self.record), self._facts())
-            guards = {key: Guard(each, refused=_taken_over) for key, each in expected.items()}
-            carry(txn, guards=guards, writes=writes)
+            carry(txn, guards=guards_of(expected), writes=writes)
+
+    def _noted(self) -> set[Key]:
+        """The keys of this store whose values the saga's steps have noted so far."""
+        recorder = self.frame.course.recorder
+        if recorder is not None:
+            steps = recorder.journal.steps.values()
+            mine = self.home_identity or None
+            found = [each["inverse"] for each in steps if "inverse" in each and each.get("store") == mine]
+        else:
+            top = self.frame
+            while top.parent is not None:
+                top = top.parent
+            others = [record.transacting for record in top.all_records()]
+            found = [each.pieces for each in others if each is not None and each.engine is self.engine]
+        return {piece[1] for pieces in found for piece in pieces if piece[0] == VALUE}
 
     @property
     def carries(self) -> bool:
@@ -122,22 +168,29 @@ class Transacting:
         recorder = self.frame.course.recorder
         return recorder is not None and recorder.journal.engine is self.engine
 
-    def _facts(self) -> dict[str, Any]:
-        """The step's record once the transaction has committed."""
+    def _outcome(self) -> dict[str, Any]:
+        """What is known when the transaction has committed."""
         return {
-            **self.begun(),
-            "status": "done",
             "result": store_value(self.value, no_hint, f"the result of {name_of(self.fn)}"),
             "inverse": self.pieces,
             "transaction": transaction_text(self.transaction),
-            "here": self.carries,
-            "agent": self.agent,
         }
 
+    def _facts(self) -> dict[str, Any]:
+        """The step's record once the transaction has committed."""
+        return {**self.begun(), **self._outcome(), "status": "done", "agent": self.agent}
+
+    async def describe(self, recorder: Recorder) -> dict[str, Any]:
+        """What identifies the step when the saga is run again; for another store with the name of a new receipt."""
+        if not self.carries:
+            self.home_identity = await identity_of(self.engine, recorder.journal.agent)
+            self.receipt = Receipt(self.engine, f"{self.engine.runtime.random_bits(128):032x}")
+        return self.begun()
+
     def begun(self) -> dict[str, Any]:
-        """What identifies the step when the saga is run again."""
+        """The same, when it has been described."""
         raw = codec.canonical(list(self.arguments))
-        return {
+        facts = {
             "fn": path_of(self.fn),
             "label": self.record.label(),
             "print": hashlib.blake2b(raw, digest_size=16).digest(),
@@ -145,54 +198,164 @@ class Transacting:
             "kind": "transact",
             "order": self.record.position,
         }
+        if self.receipt is not None:
+            facts |= {"store": self.home_identity, "url": self.engine.shown_url, "receipt": self.receipt.id}
+        return facts
 
     async def forward(self) -> Any:
         """Run it until it commits."""
         value = await self._running.run()
         if self._running.replay is not None:
-            self.pieces, self.transaction = [["replayed"]], 0
-        recorder = self.frame.course.recorder
-        if recorder is not None:
-            if self.carries and self._running.replay is None:
-                txn = self._running.last_transaction
-                version = None if txn is None or txn.reply is None else txn.reply.version
-                recorder.journal.carried_done(place_of(self.record), self._facts(), version)
-            else:
-                await recorder.journal.write_step(place_of(self.record), self._facts())
+            self.pieces, self.transaction, self.value = REPLAYED, 0, value
+        elif self.carries:
+            recorder, txn = self.frame.course.recorder, self._running.last_transaction
+            assert recorder is not None
+            version = None if txn is None or txn.reply is None else txn.reply.version
+            recorder.journal.carried_done(place_of(self.record), self._facts(), version)
         return value
+
+    def unsaid(self) -> dict[str, Any] | None:
+        """What the journal has to be told behind the transaction; None where its own commit has done so."""
+        return None if self.carries and self._running.replay is None else self._facts()
 
     async def back(self) -> None:
         """Take it back. Raises `ConflictError` where somebody else has changed a value since."""
-        if self.pieces == [["replayed"]]:
-            raise UsageError(
-                f"{name_of(self.fn)} was a replay of an earlier commit under its idempotency key; what that one "
-                "replaced is not known here"
-            )
-        if self.pieces:
-            await apply(self.engine, self.agent, self.pieces, self.transaction, self.force)
+        recorder = self.frame.course.recorder
+        refuse_replayed(self.pieces, name_of(self.fn))
+        if self.receipt is not None:
+            assert recorder is not None
+            others = receipts_in(recorder.journal, self.home_identity)
+            await self.receipt.take_back(self.agent, others, self.force)
+        elif recorder is not None:
+            await take_back(recorder.journal, place_of(self.record), self.force)
+        elif self.pieces:
+            known = self.frame.course.put_back
+            txn = await apply(self.engine, self.agent, self.pieces, self.transaction, self.force, known)
+            if txn is not None:
+                known |= restored(self.pieces, txn.id)
 
     async def verify(self, key: str) -> Answer[Any]:
         """Whether an interrupted transaction has committed. Its store settles it for ever."""
-        if self.lost_track:
-            return CANNOT_TELL
+        if self.earlier is not None:
+            return await self._ask_receipt(self.earlier)
         if not self.transaction:
             return NOT_HAPPENED
         outcome = await find_outcome(self.engine, transaction_text(self.transaction))
         if outcome is Outcome.COMMITTED:
+            if self.carries:
+                assert self.frame.course.recorder is not None
+                await self.frame.course.recorder.journal.learn_step(place_of(self.record))
             return Happened(self.value)
         return NOT_HAPPENED if outcome is Outcome.NOT_COMMITTED else CANNOT_TELL
+
+    async def _ask_receipt(self, earlier: dict[str, Any]) -> Answer[Any]:
+        """What became of the transaction of an earlier process, before this saga was entered again."""
+        if "receipt" not in earlier:
+            return CANNOT_TELL
+        receipt = Receipt(self.engine, earlier["receipt"])
+        recorder = self.frame.course.recorder
+        assert recorder is not None
+        found = await receipt.settle(recorder.journal.agent, await age_of(recorder.journal))
+        if found is None:
+            return NOT_HAPPENED
+        self.receipt, self.earlier = receipt, None
+        self.pieces, self.transaction = found.get("inverse", []), int(found["transaction"], 16)
+        self.value = load_result(self.fn, None, found["result"]) if "result" in found else None
+        return Happened(self.value)
+
+
+def undo_of(act: Callable[[], Coroutine[Any, Any, None]], suspends: bool) -> Callable[[], Any]:
+    """An undo of ours as a function of the saga's colour."""
+    return act if suspends else lambda: step(act())
+
+
+def probe_of(act: Callable[[str], Coroutine[Any, Any, Answer[Any]]], suspends: bool) -> Callable[[str], Any]:
+    """The same for a probe."""
+    return act if suspends else lambda key: step(act(key))
+
+
+def guards_of(expected: dict[Key, Expectation]) -> dict[Key, Guard]:
+    """What a commit expects that only the saga's coordinator may make."""
+    return {key: Guard(each, refused=_taken_over) for key, each in expected.items()}
 
 
 def _taken_over(guard: Guard, clash: Clash) -> BaseException:
     return SagaClosedError("the saga was taken over by another process; the transaction was not committed")
 
 
-def inverse_from(engine: Engine, stored: dict[str, Any]) -> Callable[[], Coroutine[Any, Any, None] | None]:
-    """The undo of a recorded transaction, for whoever recovers it."""
+def refuse_replayed(pieces: list[Piece], name: str) -> None:
+    """Raises `UsageError` for a step that has committed nothing itself."""
+    if pieces == REPLAYED:
+        raise UsageError(
+            f"{name} was a replay of an earlier commit under its idempotency key; what that one replaced is not known "
+            "here"
+        )
+
+
+async def take_back(journal: Journal, place: Place, force: Any = None) -> None:
+    """Take back a recorded transaction of the journal's own store, and say so in the same commit."""
+    stored = journal.steps[place]
+    refuse_replayed(stored["inverse"], stored["label"])
+    if stored["status"] == "undone" or not stored["inverse"]:
+        return
+    letter = await journal.carried_letter(place)
+    agent, transaction = stored["agent"] or journal.agent, int(stored["transaction"], 16)
+    known: PutBack = {}
+    for each in journal.steps.values():
+        if "undo_transaction" in each:
+            known |= restored(each["inverse"], int(each["undo_transaction"], 16))
+
+    def note(txn: Transaction) -> None:
+        writes, expected = journal.carried(place, undone(txn))
+        carry(txn, guards=guards_of({**expected, **letter[1]}), writes={**writes, **letter[0]})
+
+    def undone(txn: Transaction) -> dict[str, Any]:
+        return {"status": "undone", "undo_transaction": transaction_text(txn.id)}
+
+    txn = await apply(journal.engine, agent, stored["inverse"], transaction, force, known, note)
+    assert txn is not None
+    journal.carried_done(place, undone(txn), None if txn.reply is None else txn.reply.version)
+    journal.dropped_letter(place)
+
+
+def receipts_in(journal: Journal, identity: str) -> list[str]:
+    """The receipts of a saga's steps in a store."""
+    return [each["receipt"] for each in journal.steps.values() if each.get("store") == identity and "receipt" in each]
+
+
+async def age_of(journal: Journal) -> float:
+    """For how long the run has been going on, in seconds."""
+    at: float = journal.head["at"]
+    return await journal.engine.backend.now() - at
+
+
+def recall(recorder: Recorder, record: StepRecord, stored: dict[str, Any]) -> None:
+    """Give a transaction that is known from the journal only its undo, and its probe where nobody knows about it."""
+    journal, suspends = recorder.journal, recorder.journal.engine.runtime.suspends
+    record.plan = Plan()
+    if "store" not in stored:
+        if "inverse" in stored:
+            record.undo = undo_of(lambda: take_back(journal, place_of(record)), suspends)
+        return
+    engine = recorder.engine_of(stored["store"])
+    if engine is None:
+        named = stored["url"] or stored["store"]
+        recorder.missing_stores.append(named)
+        record.error = record.undo_error = UsageError(
+            f"{record.label()} is a transaction on another store, {named}: open it and give it in stores=, or on the "
+            "command line with --store"
+        )
+        return
+    receipt = Receipt(engine, stored["receipt"])
+    pieces: list[Piece] = stored.get("inverse", [])
 
     async def back() -> None:
-        if not stored.get("here"):
-            raise UsageError("this transaction was committed to another store than the saga's journal: undo it there")
-        await apply(engine, stored["agent"] or "recovery", stored["inverse"], int(stored["transaction"], 16))
+        refuse_replayed(pieces, record.label())
+        others = receipts_in(journal, stored["store"])
+        await receipt.take_back(stored.get("agent") or journal.agent, others)
 
-    return back if engine.runtime.suspends else lambda: step(back())
+    async def verify(key: str) -> Answer[Any]:
+        found = await receipt.settle(journal.agent, await age_of(journal))
+        return NOT_HAPPENED if found is None else Happened(None)
+
+    record.undo, record.verify = undo_of(back, suspends), probe_of(verify, suspends)

@@ -39,7 +39,7 @@ from interlock.errors import UsageError
 from interlock.keys import UserKey as Key
 from interlock.layers.effects.outbox import open_journal
 from interlock.layers.locks import Locks
-from interlock.opening import backend_for, for_sync
+from interlock.opening import backend_for, for_sync, shown_url
 from interlock.ports import Backend, Runtime
 from interlock.runtime import BlockingRuntime
 from interlock.stepping import AgentSession, AgentView, AsyncFunctionInSyncCode, step, step_all
@@ -85,6 +85,7 @@ def open(
     settings = diagnosis.settings_of(agent, isolation, retry, idempotency_ttl_seconds, history_seconds)
     store = Store(backend_for(url, options), **settings)
     store._origin = (url, {**settings, **options})
+    store._engine.shown_url = shown_url(url)
     return store
 
 

@@ -1,0 +1,204 @@
+"""Transactions as steps, their coordinators killed with SIGKILL at every write to either store, recovered by another
+process that may be killed in its turn: over one store, and over two of different engines.
+
+What is compared in the end is the stores themselves. Adds are used throughout, because an ``add`` that is taken back
+twice, or not at all, shows."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import interlock.sync
+from cases.faults import is_commit
+from interlock import SagaError
+from saga.test_saga_kills import LEASE_SECONDS, Killing, in_child, recover_until_quiet
+
+PLACES = ("here", "there", "both")
+
+
+class Refused(Exception):
+    """What makes the saga fail."""
+
+
+class Steady(Killing):
+    """Does not count the renewals of leases, which come when they like."""
+
+    async def around(self, name: str, args: tuple[Any, ...], call: Any) -> Any:
+        if is_commit(name, args) and all(key.startswith(b"\0pulse") for key in args[0].writes):
+            return await call()
+        return await super().around(name, args, call)
+
+
+class Counter:
+    """Counts the commits to both stores in one order."""
+
+    def __init__(self, at: int, behind: bool) -> None:
+        self.count = itertools.count(1)
+        self.at = at
+        self.behind = behind
+
+    def over(self, backend: Any) -> Any:
+        """The backend, counted."""
+        killing = Steady(backend, self.at, self.behind)
+        killing.count = self.count
+        return killing
+
+
+class Two:
+    """The store with the journal, and another one on an engine of its own."""
+
+    def __init__(self, here: Path, there: str, at: int = 0, behind: bool = False) -> None:
+        counter = Counter(at, behind)
+        self.here = interlock.sync.Store(counter.over(interlock.SQLiteBackend(here)), agent="coordinator")
+        self.there = interlock.sync.Store(counter.over(interlock.opening.backend_for(there, {})), agent="coordinator")
+
+    def __enter__(self) -> Two:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.here.close()
+        self.there.close()
+
+    def state(self) -> list[Any]:
+        """What both hold."""
+        return [list(store.resource("goods").scan()) for store in (self.here, self.there)]
+
+
+def fill(session: Any) -> None:
+    """What there is before."""
+    session.write("count", 10)
+    session.write("list", [1])
+
+
+def take(session: Any, amount: int) -> int:
+    """A transaction with merges and writes."""
+    session.add("count", -amount, floor=0)
+    session.append("list", amount)
+    session.write("new", amount)
+    return amount
+
+
+def run(two: Two, where: str, fails: bool, **options: Any) -> None:
+    """Transactions on one store, on the other, or on both in turn."""
+    with two.here.saga("move", id="m1", lease_seconds=LEASE_SECONDS, stores=[two.there], **options) as saga:
+        stores = {"here": [two.here], "there": [two.there], "both": [two.there, two.here, two.there]}[where]
+        for number, store in enumerate(stores):
+            assert saga.transact(store.resource("goods"), take, number + 1) == number + 1
+        if fails:
+            raise Refused
+
+
+@pytest.fixture
+def places(tmp_path: Path, url: str) -> Callable[[], tuple[Path, str]]:
+    """A new file for the journal, and a new place in the other engine."""
+    serial = itertools.count()
+
+    def make() -> tuple[Path, str]:
+        number = next(serial)
+        there = url
+        if url.startswith("sqlite"):
+            there = f"sqlite:///{tmp_path / f'there{number}.db'}"
+        return tmp_path / f"here{number}.db", there
+
+    return make
+
+
+def prepared(places: Callable[[], tuple[Path, str]]) -> tuple[tuple[Path, str], list[Any]]:
+    """Two filled stores, and what they hold."""
+    paths = places()
+    with Two(*paths) as two:
+        for store in (two.here, two.there):
+            resource = store.resource("goods")
+            resource.run(lambda session: session.clear())
+            resource.run(fill)
+        return paths, two.state()
+
+
+def coordinate(paths: tuple[Path, str], at: int, behind: bool, where: str, fails: bool, **options: Any) -> None:
+    """The child: run the saga."""
+    with Two(*paths, at, behind) as two:
+        try:
+            run(two, where, fails, **options)
+        except (Refused, SagaError):
+            pass
+
+
+def recover(paths: tuple[Path, str], at: int = 0, behind: bool = False) -> Any:
+    """Recover with both stores at hand."""
+    with Two(*paths, at, behind) as two:
+        return recover_until_quiet(two.here, stores=[two.there])
+
+
+def every(url: str, numbers: Any) -> Any:
+    """Each boundary on files; some on servers, where a child takes its time to connect."""
+    return numbers if url.startswith("sqlite") else itertools.islice(numbers, 2, None, 6)
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest, url: str) -> str:
+    if url.startswith("memory"):
+        pytest.skip("is gone with its process")
+    return url
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("where", PLACES)
+def test_a_coordinator_killed_at_every_write(url: str, places: Any, where: str, behind: bool) -> None:
+    for at in every(url, itertools.count(1)):
+        paths, before = prepared(places)
+        killed = in_child(lambda: coordinate(paths, at, behind, where, fails=True))  # noqa: B023
+        report = recover(paths)
+        assert not report.dead_letters
+        assert not report.unknown
+        with Two(*paths) as two:
+            assert two.state() == before, (at, killed)
+            assert list(two.here.dead_letters.list()) == []
+        if not killed:
+            break
+
+
+LAST = {"here": 3, "there": 5, "both": 9}
+"""The commit behind which everything has been done and nothing decided."""
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_recovery_is_killed_at_every_write_too(url: str, places: Any, where: str) -> None:
+    for at in every(url, itertools.count(1)):
+        paths, before = prepared(places)
+        assert in_child(lambda: coordinate(paths, LAST[where], True, where, fails=False))  # noqa: B023
+        killed = in_child(lambda: (recover(paths, at, bool(at % 2)), None)[1])  # type: ignore[func-returns-value]  # noqa: B023
+        report = recover(paths)
+        assert not report.dead_letters
+        with Two(*paths) as two:
+            assert two.state() == before, at
+        if not killed and at > 3:  # the first may be refused, while the dead coordinator's lease stands
+            break
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_resumed_where_it_stopped(url: str, places: Any, where: str) -> None:
+    for at in every(url, itertools.count(1)):
+        paths, _ = prepared(places)
+        killed = in_child(lambda: coordinate(paths, at, True, where, fails=False, on_crash="resume"))  # noqa: B023
+        with Two(*paths) as two:
+            until_free(lambda: run(two, where, False, on_crash="resume"))
+            counts = [dict(rows)["count"] for rows in two.state()]
+            assert counts == {"here": [9, 10], "there": [10, 9], "both": [10 - 2, 10 - 1 - 3]}[where], at
+        if not killed:
+            break
+
+
+def until_free(act: Callable[[], None]) -> None:
+    """Again until the dead coordinator's lease has ended."""
+    for _ in range(10_000):
+        try:
+            return act()
+        except interlock.LeaseUnavailableError:
+            os.sched_yield()
+    raise AssertionError("a dead coordinator's lease does not end")
