@@ -13,6 +13,7 @@ import pytest
 
 import tally
 from redis_servers import REDIS, redis_server
+from schemas import Schemas
 from servers import POSTGRESQL, postgresql_server
 
 # A shell starts a background job with SIGINT ignored, and so would every process be that a test starts: then the tests
@@ -40,6 +41,14 @@ def postgresql_url() -> Iterator[str]:
         return
     with postgresql_server() as server:
         yield server.url
+
+
+@pytest.fixture(scope="session")
+def schemas(postgresql_url: str) -> Iterator[Schemas]:
+    """Stores in that database, for one test at a time."""
+    made = Schemas(postgresql_url)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -157,9 +157,10 @@ async def _rows(call: Callable[..., Iterator[Any]], args: Any, named: Any) -> As
 class World:
     """One engine in one colour, and the stores that a test opens there.
 
-    ``server`` is the URL of the engine's server, if it has one: the world is then a store of its own there."""
+    ``server`` is the URL of the engine's server, if it has one: the world is then a store of its own there. A schema
+    on PostgreSQL is lent to it: whoever made the world empties or removes it."""
 
-    def __init__(self, name: str, directory: Path, server: str = "") -> None:
+    def __init__(self, name: str, directory: Path, server: str = "", schema: str = "") -> None:
         self.engine, self.colour = name.split("-")
         self.path = directory / "case.db"
         self.options: dict[str, Any] = {}
@@ -169,7 +170,7 @@ class World:
         elif self.engine == "sqlite":
             self.url = f"sqlite:///{self.path}"
         elif self.engine == "postgresql":
-            self.options = {"schema": f"case_{os.getpid()}_{next(_serial)}"}
+            self.options = {"schema": schema}
         else:
             self.options = {"name": f"case_{os.getpid()}_{next(_serial)}"}
         self.awaits = self.colour == "async"
@@ -250,9 +251,7 @@ class World:
         finally:
             if self._runner is not None:
                 self._runner.close()
-            if self.engine == "postgresql":
-                drop_schema(self.url, self.options["schema"])
-            elif self.engine == "redis":
+            if self.engine == "redis":
                 drop_keys(self.url, self.options["name"])
 
 

@@ -30,10 +30,19 @@ from cases.workers import Worker, kill_after
 from interlock import BackendUnavailableError, UsageError
 from interlock.testing.proxies import FaultyProxy
 from proxies import Pooler
+from schemas import Schemas
 from servers import PostgreSQLServer, postgresql_server
 from soak import rounds
 
 MODES = ("none", "snapshot", "optimistic", "serializable")
+
+
+@pytest.fixture
+def schemas(postgresql_url: str) -> Iterator[Schemas]:
+    """Tests of this file look at what lies on the server: each has a schema that nobody had before."""
+    made = Schemas(postgresql_url, again=False)
+    yield made
+    made.close()
 
 
 @pytest.fixture

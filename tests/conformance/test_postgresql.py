@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import Callable, Iterator
 
-import psycopg
 import pytest
 
 from interlock.backends.postgresql import PostgreSQLBackend
 from interlock.ports import Backend
 from interlock.testing.conformance import *  # noqa: F403
-
-_numbers = itertools.count()
+from schemas import Schemas
 
 
 @pytest.fixture
-def backend(postgresql_url: str) -> Iterator[Callable[[], Backend]]:
+def backend(schemas: Schemas) -> Iterator[Callable[[], Backend]]:
     made: list[str] = []
 
     def make() -> Backend:
-        made.append(f"conformance_{os.getpid()}_{next(_numbers)}")
-        return PostgreSQLBackend(postgresql_url, schema=made[-1], connections=8)
+        made.append(schemas.take())
+        return PostgreSQLBackend(schemas.url, schema=made[-1], connections=8)
 
     yield make
-    with psycopg.connect(postgresql_url, autocommit=True) as connection:
-        for schema in made:
-            connection.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")  # type: ignore[arg-type]
+    for schema in made:
+        schemas.give_back(schema)

@@ -15,10 +15,28 @@ import psycopg
 import pytest
 import redis
 
+import schemas
+
 _serial = itertools.count()
+
+SCHEMA = "interlock"
+"""Where a store lies whose URL says nothing else."""
 
 DATABASE = 9
 """The database of the Redis server that these tests have for themselves."""
+
+
+@pytest.fixture(scope="session")
+def own_database(postgresql_url: str) -> Iterator[tuple[str, psycopg.Connection[Any]]]:
+    """The URL of a database that these tests have for themselves, and a connection to it."""
+    name = f"sagas_{os.getpid()}"
+    with psycopg.connect(postgresql_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
+    own = urlsplit(postgresql_url)._replace(path=f"/{name}").geturl()
+    with psycopg.connect(own, autocommit=True) as inside:
+        yield own, inside
+    with psycopg.connect(postgresql_url, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql", "redis"])
@@ -30,11 +48,10 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     elif request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'sagas.db'}"
     elif request.param == "postgresql":
-        server = request.getfixturevalue("postgresql_url")
-        with psycopg.connect(server, autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
-            yield urlsplit(server)._replace(path=f"/{name}").geturl()
-            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
+        own, connection = request.getfixturevalue("own_database")
+        yield own
+        if not schemas.empty(connection, SCHEMA):
+            schemas.drop(connection, SCHEMA)
     else:
         server = urlsplit(request.getfixturevalue("redis_url"))
         own = server._replace(path=f"/{DATABASE}").geturl()
