@@ -6,7 +6,10 @@ The programs in `typing/` are correct: mypy and pyright, both strict, find nothi
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -56,11 +59,20 @@ def pyright(directory: Path) -> Complaints:
 
 @pytest.fixture(scope="module", params=[mypy, pyright], ids=lambda checker: checker.__name__)
 def complaints(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Complaints:
-    """What a checker says of copies of all programs, somewhere else: it runs once for all tests."""
+    """What a checker says of copies of all programs, somewhere else: it runs once for all tests of all processes of the
+    run, and whoever comes second waits for the first."""
     directory = tmp_path_factory.mktemp(request.param.__name__)
-    for path in [*PROGRAMS, WRONG]:
-        shutil.copy(path, directory)
-    found: Complaints = request.param(directory)
+    shared = directory.parent
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        shared = shared.parent
+    said = shared / f"{request.param.__name__}.pickle"
+    with open(shared / f"{request.param.__name__}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not said.exists():
+            for path in [*PROGRAMS, WRONG]:
+                shutil.copy(path, directory)
+            said.write_bytes(pickle.dumps(request.param(directory)))
+    found: Complaints = pickle.loads(said.read_bytes())
     return found
 
 

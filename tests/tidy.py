@@ -120,6 +120,17 @@ class Source:
         """The syntax tree."""
         return ast.parse(self.text)
 
+    @functools.cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All of it, walked once for all rules."""
+        return list(ast.walk(self.tree))
+
+    @functools.cached_property
+    def comments(self) -> list[tuple[int, str]]:
+        """Comments with their lines, read once for all rules."""
+        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
+        return [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT]
+
     @property
     def group(self) -> str:
         """The first part of the name, by which the tables are keyed."""
@@ -145,7 +156,7 @@ def imported(source: Source) -> Iterator[tuple[ast.AST, str]]:
     """Every absolute name that the module imports, also inside functions and under TYPE_CHECKING.
 
     ``from a import b`` counts as both ``a`` and ``a.b``, since ``b`` may be a module."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             yield from ((node, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -161,7 +172,7 @@ def import_directions(source: Source) -> Iterator[str]:
     if source.group not in IMPORTS:
         yield source.at(1, f"{source.group!r} has no row in IMPORTS: say what it may import")
         return
-    type_only = {id(inner) for node in ast.walk(source.tree) if _for_types(node) for inner in ast.walk(node)}
+    type_only = {id(inner) for node in source.nodes if _for_types(node) for inner in ast.walk(node)}
     for node, name in imported(source):
         top, _, below = name.partition(".")
         if id(node) in type_only and top == "interlock" and (source.name, below.partition(".")[0]) in TYPE_ONLY:
@@ -208,7 +219,7 @@ def lengths(source: Source) -> Iterator[str]:
     lines = source.text.count("\n")
     if lines > MODULE_LINES:
         yield source.at(1, f"{lines} lines; a module has at most {MODULE_LINES}")
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, Function):
             length = (node.end_lineno or node.lineno) - node.lineno + 1 - _docstring_lines(node)
             if length > FUNCTION_LINES:
@@ -230,7 +241,7 @@ def module_docstring(source: Source) -> Iterator[str]:
 
 def no_print(source: Source) -> Iterator[str]:
     """A library is silent; only the command line speaks."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
         if called and source.group != "cli":
             yield source.at(node, "print() outside the command line")
@@ -238,33 +249,32 @@ def no_print(source: Source) -> Iterator[str]:
 
 def no_bare_except(source: Source) -> Iterator[str]:
     """Say what is caught."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.ExceptHandler) and node.type is None:
             yield source.at(node, "bare except")
 
 
 def finished(source: Source) -> Iterator[str]:
     """Nothing half done: no TODO, no stub."""
-    for line, comment in comments(source):
-        if found := re.search(r"\b(TODO|FIXME|XXX|HACK)\b", comment):
-            yield source.at(line, f"{found[1]} in a comment")
-    for node in ast.walk(source.tree):
+    for line, found in in_comments(source, r"\b(TODO|FIXME|XXX|HACK)\b"):
+        yield source.at(line, f"{found[1]} in a comment")
+    for node in source.nodes:
         if isinstance(node, ast.Name) and node.id == "NotImplementedError":
             yield source.at(node, "NotImplementedError: a capability that is not there is UnsupportedError")
 
 
 def ignores_have_codes(source: Source) -> Iterator[str]:
     """A silenced checker says which of its complaints is meant."""
-    for line, comment in comments(source):
-        if re.search(r"#\s*(type|pyright|mypy):\s*ignore(?!\[)", comment) or re.search(r"#\s*noqa(?!:)", comment):
-            yield source.at(line, "an ignore without an error code")
+    for line, _ in in_comments(source, r"#\s*(?:(?:type|pyright|mypy):\s*ignore(?!\[)|noqa(?!:))"):
+        yield source.at(line, "an ignore without an error code")
 
 
-def comments(source: Source) -> Iterator[tuple[int, str]]:
-    """Comments with their lines."""
-    for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
+def in_comments(source: Source, pattern: str) -> Iterator[tuple[int, re.Match[str]]]:
+    """Where a comment matches; a text that matches nowhere has no such comment, and its tokens need not be read."""
+    if re.search(pattern, source.text):
+        for line, comment in source.comments:
+            if found := re.search(pattern, comment):
+                yield line, found
 
 
 def words(name: str) -> list[str]:
@@ -339,12 +349,12 @@ def no_sleeps(source: Source) -> Iterator[str]:
     """A test waits for what it needs to see, never for time to pass; giving way once (``sleep(0)``) is allowed."""
     direct = {
         alias.asname or alias.name
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.ImportFrom) and node.module in {"time", "asyncio", "trio", "anyio"}
         for alias in node.names
         if alias.name == "sleep"
     }
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if not isinstance(node, ast.Call) or (node.args and ast.unparse(node.args[0]) == "0"):
             continue
         called = ast.unparse(node.func)

@@ -21,10 +21,10 @@ import pytest
 import interlock.sync
 from cases.faults import Wrapped, is_commit
 from interlock import RecoveryReport, SagaError
+from interlock.runtime import BlockingRuntime
 from saga import bank
 
 LEASE_SECONDS = 0.1
-PATIENCE_SECONDS = 60.0
 
 
 class Killing(Wrapped):
@@ -63,9 +63,22 @@ def in_child(body: Callable[[], None]) -> bool:
     return os.WIFSIGNALED(status)
 
 
-def open_store(path: Path, at: int = 0, behind: bool = False) -> Any:
+class Later(BlockingRuntime):
+    """A monotonic clock that a test can put forward: an observer of a dead coordinator's lease for whom time flies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead_seconds = 0.0
+
+    def monotonic(self) -> float:  # type: ignore[override]
+        """The time that this process sees."""
+        return time.monotonic() + self.ahead_seconds
+
+
+def open_store(path: Path, at: int = 0, behind: bool = False, runtime: BlockingRuntime | None = None) -> Any:
     """A store that kills its process at a commit; 0: never."""
-    return interlock.sync.Store(Killing(interlock.SQLiteBackend(path), at, behind), agent="coordinator")
+    killing = Killing(interlock.SQLiteBackend(path), at, behind)
+    return interlock.sync.Store(killing, agent="coordinator", runtime=runtime)
 
 
 def coordinate(path: Path, at: int, behind: bool, fails: bool, probed: bool, **options: Any) -> None:
@@ -79,18 +92,20 @@ def coordinate(path: Path, at: int, behind: bool, fails: bool, probed: bool, **o
 
 def recover(path: Path, at: int = 0, behind: bool = False) -> RecoveryReport:
     """Recover until no dead coordinator's lease is in the way."""
-    with open_store(path, at, behind) as store:
-        return recover_until_quiet(store)
+    runtime = Later()
+    with open_store(path, at, behind, runtime) as store:
+        return recover_until_quiet(store, runtime)
 
 
-def recover_until_quiet(store: Any, **options: Any) -> RecoveryReport:
-    """Recover again while a dead coordinator's lease is in the way."""
-    until = time.monotonic() + PATIENCE_SECONDS
-    while True:
+def recover_until_quiet(store: Any, runtime: Later, **options: Any) -> RecoveryReport:
+    """Recover; a dead coordinator's lease is in the way until it has been seen unchanged for as long as it is good, on
+    the clock of ``runtime``, which is the store's."""
+    for _ in range(3):
         report: RecoveryReport = store.recover(older_than_seconds=0, lease_seconds=LEASE_SECONDS, **options)
         if not report.live:
             return report
-        assert time.monotonic() < until, "a dead coordinator's lease does not end"
+        runtime.ahead_seconds += LEASE_SECONDS
+    raise AssertionError("a dead coordinator's lease does not end")
 
 
 def status(path: Path) -> Any:
@@ -180,14 +195,13 @@ def test_resumed_where_it_stopped(places: Callable[[], Path]) -> None:
         killed = in_child(
             lambda path=path, at=at: coordinate(path, at, True, False, True, on_crash="resume")  # type: ignore[misc]
         )
-        until = time.monotonic() + PATIENCE_SECONDS
-        while True:
+        runtime = Later()
+        with open_store(path, runtime=runtime) as store:
             try:
-                with open_store(path) as store:
-                    bank.run(store, "o1", fails=False, probed=True, on_crash="resume", lease_seconds=LEASE_SECONDS)
-                break
+                bank.run(store, "o1", fails=False, probed=True, on_crash="resume", lease_seconds=LEASE_SECONDS)
             except interlock.LeaseUnavailableError:
-                assert time.monotonic() < until
+                runtime.ahead_seconds += LEASE_SECONDS
+                bank.run(store, "o1", fails=False, probed=True, on_crash="resume", lease_seconds=LEASE_SECONDS)
         assert bank.judge() == "done"
         assert status(path) == "committed"
         if not killed:

@@ -17,7 +17,7 @@ import pytest
 import interlock.sync
 from cases.faults import is_commit
 from interlock import SagaError
-from saga.test_saga_kills import LEASE_SECONDS, Killing, in_child, recover_until_quiet
+from saga.test_saga_kills import LEASE_SECONDS, Killing, Later, in_child, recover_until_quiet
 
 PLACES = ("here", "there", "both")
 
@@ -55,7 +55,9 @@ class Two:
 
     def __init__(self, here: Path, there: str, at: int = 0, behind: bool = False) -> None:
         counter = Counter(at, behind)
-        self.here = interlock.sync.Store(counter.over(interlock.SQLiteBackend(here)), agent="coordinator")
+        self.runtime = Later()
+        journal = counter.over(interlock.SQLiteBackend(here))
+        self.here = interlock.sync.Store(journal, agent="coordinator", runtime=self.runtime)
         self.there = interlock.sync.Store(counter.over(interlock.opening.backend_for(there, {})), agent="coordinator")
 
     def __enter__(self) -> Two:
@@ -132,7 +134,7 @@ def coordinate(paths: tuple[Path, str], at: int, behind: bool, where: str, fails
 def recover(paths: tuple[Path, str], at: int = 0, behind: bool = False) -> Any:
     """Recover with both stores at hand."""
     with Two(*paths, at, behind) as two:
-        return recover_until_quiet(two.here, stores=[two.there])
+        return recover_until_quiet(two.here, two.runtime, stores=[two.there])
 
 
 def every(url: str, numbers: Any) -> Any:

@@ -19,7 +19,9 @@ capability checks that using it raises `UnsupportedError` by its name (`DURABLE`
 could be refused).
 
 - `port` tests the contract of `interlock.ports.Backend`, races with real threads included;
-- `machine` drives the backend and a reference model in plain Python (`reference`) with the same random steps;
+- `machine` drives the backend and a reference model in plain Python (`reference`) with the same random steps, others
+  in each run; ``INTERLOCK_CONFORMANCE_EXAMPLES=20`` in the environment makes this, and the random sessions, 20 times as
+  long;
 - `sessions` tests what a program sees: isolation, sessions, retries, idempotency, outcomes and the feed, through the
   public names of `interlock` and `interlock.sync`.
 """

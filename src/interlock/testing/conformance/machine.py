@@ -48,7 +48,7 @@ from interlock.testing.conformance.reference import (
     listed,
     live,
 )
-from interlock.testing.conformance.world import SPACE, World, key, new_transaction, thawed
+from interlock.testing.conformance.world import SPACE, World, examples, key, new_transaction, thawed
 
 T = TypeVar("T")
 
@@ -381,7 +381,7 @@ def test_random_steps_have_the_same_results_as_the_reference(world: World) -> No
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=60,
+            max_examples=examples(20),
             stateful_step_count=40,
             deadline=None,
             database=None,

@@ -45,6 +45,9 @@ T = TypeVar("T")
 PATIENCE_SECONDS: Final = 30.0
 """How long a test waits for something that should come at once."""
 
+EXAMPLES: Final = "INTERLOCK_CONFORMANCE_EXAMPLES"
+"""The environment variable that makes the random tests longer: how many times as many examples as usual."""
+
 SPACE: Final = keys.resource_space("conformance")
 EVERYTHING: Final = keys.prefix_span(SPACE, None)
 
@@ -69,6 +72,11 @@ def put(value: Any, *, ttl_seconds: float | None = None, listed: bool = True) ->
 def thawed(entry: Entry | None) -> Any:
     """The Python value of an entry; None for a tombstone or no entry."""
     return None if entry is None or entry.value is None else codec.thaw(entry.value)
+
+
+def examples(usual: int) -> int:
+    """How many examples a random test makes in this run."""
+    return usual * int(os.environ.get(EXAMPLES, "1"))
 
 
 def new_transaction() -> TransactionId:

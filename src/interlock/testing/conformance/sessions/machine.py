@@ -21,7 +21,7 @@ import interlock
 from interlock.testing.conformance.sessions import program
 from interlock.testing.conformance.sessions.desk import MODES, Desk, contents, listed
 from interlock.testing.conformance.sessions.program import Call, Program, State
-from interlock.testing.conformance.world import World
+from interlock.testing.conformance.world import World, examples
 
 T = TypeVar("T")
 
@@ -249,7 +249,7 @@ def test_random_sessions_do_what_the_model_does(world: World) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=25,
+            max_examples=examples(8),
             stateful_step_count=40,
             deadline=None,
             database=None,
