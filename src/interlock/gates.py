@@ -100,37 +100,43 @@ class Gates:
 class KeysInUse:
     """Idempotency keys that run at this moment in this process, each with the fingerprint that it runs with.
 
-    A key that runs is refused at once to a caller with another fingerprint. Between processes the commit decides."""
+    A key that runs is refused at once to a caller with another fingerprint. This is to say so early: it is the commit
+    that decides, between processes and here. So the mutex is taken only where several use one key at a time; a caller
+    who comes in the very moment in which the last one leaves may go uncounted, and then nobody is refused on its
+    account."""
 
-    __slots__ = ("_counts", "_mutex")
+    __slots__ = ("_mutex", "_others", "_uses")
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._counts: dict[Key, tuple[bytes, int]] = {}
+        self._uses: dict[Key, bytes] = {}
+        self._others: dict[Key, int] = {}
 
     def enter(self, record: Key, fingerprint: bytes, idempotency_key: str) -> None:
         """Count a caller. Raises `IdempotencyMismatchError` if the key runs with another fingerprint."""
+        known = self._uses.setdefault(record, fingerprint)
+        if known is fingerprint:
+            return
+        if known != fingerprint:
+            raise IdempotencyMismatchError(
+                f"idempotency key {idempotency_key!r} is being used at this moment with other arguments",
+                idempotency_key=idempotency_key,
+            )
         with self._mutex:
-            running = self._counts.get(record)
-            if running is None:
-                self._counts[record] = (fingerprint, 1)
-                return
-            known, count = running
-            if known != fingerprint:
-                raise IdempotencyMismatchError(
-                    f"idempotency key {idempotency_key!r} is being used at this moment with other arguments",
-                    idempotency_key=idempotency_key,
-                )
-            self._counts[record] = (known, count + 1)
+            self._others[record] = self._others.get(record, 0) + 1
 
     def leave(self, record: Key) -> None:
         """A caller has ended."""
-        with self._mutex:
-            fingerprint, count = self._counts[record]
-            if count == 1:
-                del self._counts[record]
-            else:
-                self._counts[record] = (fingerprint, count - 1)
+        if self._others:
+            with self._mutex:
+                others = self._others.get(record, 0)
+                if others > 1:
+                    self._others[record] = others - 1
+                elif others:
+                    del self._others[record]
+            if others:
+                return
+        self._uses.pop(record, None)
 
 
 class Flight:

@@ -74,10 +74,8 @@ def step_all(rows: AsyncIterator[T], stepping: Callable[[Any], Any] = step) -> I
         step(generator.aclose())
 
 
-class AgentView(handles.Handle, Generic[V]):
+class AgentView(handles.Handle, Generic[V], eq=False):
     """A read-only view of a transaction: what an invariant is given."""
-
-    __slots__ = ()
 
     @overload
     def read(self, key: Key) -> V | None: ...
@@ -146,13 +144,11 @@ class AgentView(handles.Handle, Generic[V]):
         raise _suspended(call)
 
 
-class AgentSession(AgentView[V]):
+class AgentSession(AgentView[V], eq=False):
     """One agent's transaction. Use it in one thread at a time.
 
     Values read are copies: changing one changes nothing. A call that fails dooms the session: even if its error is
     swallowed, the session cannot commit."""
-
-    __slots__ = ()
 
     @property
     def transaction_id(self) -> str:

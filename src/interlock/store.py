@@ -35,7 +35,7 @@ from interlock.core.log import TransactionLog
 from interlock.core.options import DEFAULTS, Options, SessionOptions, choose
 from interlock.core.retry import RetryPolicy
 from interlock.core.retrying import Retrying
-from interlock.core.running import Committed, Running, run_plainly
+from interlock.core.running import Committed, Running, run_keyed, run_plainly
 from interlock.core.session import AgentSession, AgentView
 from interlock.core.space import MergeFunction, Resource
 from interlock.core.transaction import current
@@ -101,12 +101,12 @@ class Sessions(Generic[V]):
         exception.
 
         Inside another session of the same store and task it joins that one like a savepoint."""
-        chosen = choose(dict(options), retries=False) if options else DEFAULTS
+        chosen = choose(options, retries=False) if options else DEFAULTS
         return handles.new_session(AgentSession, self._engine, self._resource, chosen)
 
     async def begin(self, **options: Unpack[SessionOptions]) -> AgentSession[V]:
         """A session for hooks and protocols without a ``with``: end it with `commit` or `rollback`."""
-        chosen = choose(dict(options), retries=False) if options else DEFAULTS
+        chosen = choose(options, retries=False) if options else DEFAULTS
         return handles.begin_session(AgentSession, self._engine, self._resource, chosen)
 
     async def run(
@@ -124,16 +124,17 @@ class Sessions(Generic[V]):
         if not options and current.get() is None:
             plain: T = await run_plainly(self._engine, self._resource, AgentSession, fn, args)
             return plain
-        chosen = choose(dict(options), retries=True) if options else DEFAULTS
-        running = Running(self._engine, self._resource, chosen, AgentSession, fn, args)
-        value: T = await running.run()
+        chosen = choose(options, retries=True)
+        running, key = Running(self._engine, self._resource, chosen, AgentSession, fn, args), chosen.idempotency_key
+        alone = key is not None and chosen.usual and current.get() is None
+        value: T = await (run_keyed(running, key) if alone and key is not None else running.run())
         return value
 
     async def run_detailed(
         self, fn: Callable[[AgentSession[V], *Ts], Awaitable[T]], *args: *Ts, **options: Unpack[Options]
     ) -> Committed[T]:
         """Like `run`, and says what happened: attempts, replay, transaction id, cursor."""
-        chosen = choose(dict(options), retries=True) if options else DEFAULTS
+        chosen = choose(options, retries=True) if options else DEFAULTS
         running = Running(self._engine, self._resource, chosen, AgentSession, fn, args)
         return running.detailed(await running.run())
 
@@ -142,7 +143,7 @@ class Sessions(Generic[V]):
     ) -> Callable[[Callable[Concatenate[AgentSession[V], P], Awaitable[T]]], Callable[P, Awaitable[T]]]:
         """Decorator: ``fn(session, *args, **kwargs)`` becomes ``fn(*args, **kwargs)``, run as a transaction at each
         call."""
-        chosen = choose(dict(options), retries=True) if options else DEFAULTS
+        chosen = choose(options, retries=True) if options else DEFAULTS
 
         def decorate(fn: Callable[Concatenate[AgentSession[V], P], Awaitable[T]]) -> Callable[P, Awaitable[T]]:
             @functools.wraps(fn)
@@ -163,7 +164,7 @@ class Sessions(Generic[V]):
                     ...
 
         Both managers are needed: the outer one decides whether there is another attempt."""
-        chosen = choose(dict(options), retries=True) if options else DEFAULTS
+        chosen = choose(options, retries=True) if options else DEFAULTS
         return Attempts(Retrying(self._engine, self._resource, chosen))
 
 

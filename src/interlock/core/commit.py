@@ -210,7 +210,7 @@ def _prepare(txn: Transaction, rules: list[Rules]) -> _Sending:
     sending = _Sending(txn, rules, {}, {}, {}, [], {})
     for key, record in (txn.records or {}).items():
         sending.fingerprints[key] = fingerprint = record.fingerprint or footprint(txn)
-        sending.records[key] = record.put(fingerprint)
+        sending.records[key] = record.put(fingerprint, txn.id)
         sending.record_expectations[key] = ABSENT
     return sending
 

@@ -10,6 +10,8 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, TypeVar
 
+import msgspec
+
 from interlock.core import idempotency, writing
 from interlock.core.calls import ACTIVE, BUSY, CHECKING, COMMITTED, ENDED, LEFT, READY, ROLLED_BACK, SENDING
 from interlock.core.commit import Replay, commit
@@ -26,15 +28,13 @@ from interlock.errors import CommitUnknownError, TransactionError, UsageError
 from interlock.model import Reply
 
 
-class Handle:
-    """What the handles of both worlds share: a transaction, and the resource that calls without `on` mean."""
+class Handle(msgspec.Struct, eq=False):
+    """What the handles of both worlds share: a transaction, and the resource that calls without `on` mean. A struct,
+    because one is made for each session without running any Python."""
 
-    __slots__ = ("_home", "_mark", "_txn")
-
-    def __init__(self, transaction: Transaction, resource: Resource | None) -> None:
-        self._txn = transaction
-        self._home = resource
-        self._mark: writing.Mark | None = None
+    _txn: Transaction
+    _home: Resource | None
+    _mark: writing.Mark | None = None
 
     def _sibling(self, resource: Resource) -> Any:
         """The same session on another resource; one that has joined its parent ends with this one."""
@@ -212,8 +212,8 @@ def prepare(session: Handle, resource: Resource | None, chosen: Any) -> None:
     fingerprint = None
     if chosen.idempotency_fingerprint is not None:
         fingerprint = idempotency.given_fingerprint(chosen.idempotency_fingerprint)
-    record = idempotency.Record(key, fingerprint, None, txn.engine.idempotency_ttl_seconds, transaction_text(txn.id))
-    txn.records = {**(txn.records or {}), idempotency.record_key(name, idempotency.SESSION, key): record}
+    record = idempotency.Record(key, fingerprint, None, txn.engine.idempotency_ttl_seconds)
+    txn.records = {idempotency.record_key(name, idempotency.SESSION, key): record}
 
 
 def refuse_nested_attempts(engine: Engine, chosen: Chosen) -> None:
@@ -237,12 +237,7 @@ def judge(retrying: Retrying, error: BaseException, txn: Transaction) -> bool:
     return True
 
 
-def new_session(
-    kind: type[H],
-    engine: Engine,
-    resource: Resource | None,
-    chosen: Chosen,
-) -> H:
+def new_session(kind: type[H], engine: Engine, resource: Resource | None, chosen: Chosen) -> H:
     """A session that waits to be entered: one of its own, or one that joins its parent."""
     parent = None if current.get() is None else engine.parent(chosen)
     if parent is not None:

@@ -33,7 +33,7 @@ from interlock.errors import (
     UsageError,
     ValueRefusedError,
 )
-from interlock.model import Entry, Key, Put
+from interlock.model import Entry, Key, Put, TransactionId
 
 _pack = msgspec.msgpack.Encoder().encode
 _DIGEST_BYTES = 16
@@ -52,18 +52,20 @@ class Record(msgspec.Struct, frozen=True):
     fingerprint: bytes | None
     result: Any
     ttl_seconds: float
-    transaction_id: str
     home: Resource | None = None
     nested: bool = False
 
-    def put(self, fingerprint: bytes) -> Put:
+    def put(self, fingerprint: bytes, transaction: TransactionId) -> Put:
         """The write. Raises `ValueRefusedError` if the result cannot be stored."""
+        name, result = f"{transaction:032x}", self.result
+        if result is None:
+            return Put(codec.freeze_plain((fingerprint, name, None, False)), self.ttl_seconds, False)
         try:
-            frozen = codec.freeze((fingerprint, self.transaction_id, self.result, False))
+            frozen = codec.freeze((fingerprint, name, result, False))
         except (ValueRefusedError, LimitExceededError) as error:
             typed = self._typed()
             if typed is not None:
-                frozen = codec.freeze((fingerprint, self.transaction_id, typed, True))
+                frozen = codec.freeze((fingerprint, name, typed, True))
                 return Put(frozen, ttl_seconds=self.ttl_seconds, listed=False)
             raise ValueRefusedError(
                 "what the function returns is kept with its idempotency key, and this cannot be stored: "
@@ -153,7 +155,8 @@ def given_fingerprint(value: object) -> bytes:
 
 def footprint_fingerprint(agent: str, written: Iterable[Key]) -> bytes:
     """The fingerprint of a bare session: the agent and the keys that it writes."""
-    return _fingerprint(_pack(("footprint", agent, sorted(written))))
+    raw = _pack(("footprint", agent, sorted(written)))
+    return raw if len(raw) <= _OWN_FINGERPRINT_BYTES else _fingerprint(raw)
 
 
 def call_fingerprint(agent: str, fn: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]) -> bytes:
@@ -211,7 +214,8 @@ def _of_plain_call(agent: str, names: tuple[str, ...], values: tuple[Any, ...]) 
     if not _SIMPLE.issuperset(map(type, values)):
         return None
     try:
-        return _fingerprint(_pack(("plain call", agent, names, values)))
+        raw = _pack(("plain call", agent, names, values))
+        return raw if len(raw) <= _OWN_FINGERPRINT_BYTES else _fingerprint(raw)
     except (ValueError, OverflowError):  # half a surrogate pair, a large int
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, TypedDict
 
 import msgspec
@@ -55,12 +56,12 @@ DEFAULTS: Final = Chosen(usual=True)
 _NAMES: Final = frozenset(Options.__annotations__)
 
 
-def choose(given: dict[str, Any], *, retries: bool) -> Chosen:
+def choose(given: Mapping[str, Any], *, retries: bool) -> Chosen:
     """Check the keywords of a call. Raises `UsageError` naming the option that is wrong."""
     if not given:
         return DEFAULTS
     key = given.get("idempotency_key")
-    if len(given) == 1 and type(key) is str and key.isascii() and 0 < len(key) <= NAME_BYTES and not key.isspace():
+    if type(key) is str and len(given) == 1 and key.isascii() and 0 < len(key) <= NAME_BYTES and not key.isspace():
         return Chosen(idempotency_key=key, usual=True)
     unknown = [name for name in given if name not in _NAMES or (name == "retry" and not retries)]
     if unknown:

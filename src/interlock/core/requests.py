@@ -28,7 +28,7 @@ def plain_request(txn: Transaction, rules: Rules) -> CommitRequest:
     if txn.records is not None:
         writes = dict(writes)
         for key, record in txn.records.items():
-            writes[key] = record.put(record.fingerprint or footprint(txn))
+            writes[key] = record.put(record.fingerprint or footprint(txn), txn.id)
             guards[key] = ABSENT
     reads: dict[Key, Expectation] = {}
     observed: dict[Key, Version | None] | None = None
@@ -72,6 +72,8 @@ def assemble(txn: Transaction, writes: dict[Key, Write], guards: dict[Key, Expec
 
 def footprint(txn: Transaction) -> bytes:
     """The fingerprint of a bare session: of what it writes."""
+    if txn.clears is None and txn.chains is None:
+        return idempotency.footprint_fingerprint(txn.agent, txn.writes)
     spans = [part for span in txn.clears or () for part in span]
     return idempotency.footprint_fingerprint(txn.agent, [*txn.writes, *(txn.chains or ()), *spans])
 

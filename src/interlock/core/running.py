@@ -78,7 +78,7 @@ class Running(Retrying, eq=False):
         parent = None if current.get() is None else engine.parent(chosen)
         key = chosen.idempotency_key
         if key is not None:
-            self._identify(key, parent)
+            self.identify(key, parent)
         if parent is not None:
             return await self._nested(parent)
         record = self.record
@@ -100,15 +100,17 @@ class Running(Retrying, eq=False):
         cursor = None if txn.reply is None else cursor_of(txn.reply.token)
         return Committed(value, transaction_text(txn.id), self.attempt, False, cursor)
 
-    def _identify(self, key: str, parent: Transaction | None) -> None:
+    def identify(self, key: str, parent: Transaction | None) -> Key:
+        """Where the record of the key lies, and what it is used for."""
         name = "" if self.home is None else self.home.space.name
         self.operation = idempotency.operation_name(self.fn)
-        self.record = idempotency.record_key(name, self.operation, key)
+        self.record = record = idempotency.record_key(name, self.operation, key)
         if self.chosen.idempotency_fingerprint is not None:
             self.fingerprint = idempotency.given_fingerprint(self.chosen.idempotency_fingerprint)
-            return
-        agent = self.chosen.agent or (parent.agent if parent is not None else self.engine.agent) or ""
-        self.fingerprint = idempotency.call_fingerprint(agent, self.fn, self.arguments, self.named)
+        else:
+            agent = self.chosen.agent or (parent.agent if parent is not None else self.engine.agent) or ""
+            self.fingerprint = idempotency.call_fingerprint(agent, self.fn, self.arguments, self.named)
+        return record
 
     async def _attempts(self) -> Any:
         engine = self.engine
@@ -119,15 +121,15 @@ class Running(Retrying, eq=False):
             txn.operation = operation
             try:
                 txn.context = current.set(txn)
-                if self.record is not None:
-                    await self._look_up(txn, self.record)
+                if self.record is not None and not self.look_now(txn, self.record):
+                    await self.look_up(txn, self.record)
                 value = self.fn(self.handle(txn, self.home), *self.arguments, **self.named)
                 if type(value) is CoroutineType and engine.runtime.suspends:
                     value = await value
                 else:
                     value = await other_colour(self.fn, value, engine.runtime.suspends)
                 if self.record is not None:
-                    self._add_record(txn, self.record, value)
+                    self.add_record(txn, self.record, value)
                 try:
                     if not commit_now(txn):
                         await commit(txn)
@@ -157,6 +159,10 @@ class Running(Retrying, eq=False):
         function returned, if it was the commit that failed."""
         self.last_transaction, self.attempt, self.started, self.begun = txn, 1, begun, begun
         try:
+            if type(error) is Replay:
+                txn.rollback()
+                self.replay = error
+                return error.result
             unknown = txn.unsettled
             if unknown is not None and error is unknown:
                 try:
@@ -174,7 +180,8 @@ class Running(Retrying, eq=False):
         if not callable(self.fn):
             raise UsageError(f"run takes a function and its arguments, not {type(self.fn).__name__}") from error
 
-    async def _look_up(self, txn: Transaction, record: Key) -> None:
+    async def look_up(self, txn: Transaction, record: Key) -> None:
+        """Take the snapshot in which the key has no record. Raises `Replay` if there is one."""
         reading = await txn.backend.read((record,))
         txn.token = reading.token
         stored = idempotency.read_record(reading.entries[0], reading.at, self.home)
@@ -182,9 +189,19 @@ class Running(Retrying, eq=False):
             idempotency.check_fingerprint(stored.fingerprint, self.fingerprint, self.chosen.idempotency_key or "")
             raise Replay(stored.result, stored.transaction_id, ran=False)
 
-    def _add_record(self, txn: Transaction, record: Key, value: Any, nested: bool = False) -> None:
+    def look_now(self, txn: Transaction, record: Key) -> bool:
+        """`look_up` by the direct way; False: it has to be done."""
+        direct = self.engine.direct
+        found = None if direct is None else direct.look(record, None)
+        if found is None or found[0] is not None:
+            return False
+        txn.token = found[1]
+        return True
+
+    def add_record(self, txn: Transaction, record: Key, value: Any, nested: bool = False) -> None:
+        """Have the commit write the record of the key."""
         key, ttl_seconds = self.chosen.idempotency_key or "", self.engine.idempotency_ttl_seconds
-        made = Record(key, self.fingerprint, value, ttl_seconds, transaction_text(txn.id), self.home, nested)
+        made = Record(key, self.fingerprint, value, ttl_seconds, self.home, nested)
         txn.records = {record: made} if txn.records is None else {**txn.records, record: made}
 
     async def _nested(self, parent: Transaction) -> Any:
@@ -199,7 +216,7 @@ class Running(Retrying, eq=False):
                 idempotency.check_fingerprint(
                     earlier.fingerprint or b"", self.fingerprint, self.chosen.idempotency_key or ""
                 )
-                self.replay = Replay(earlier.result, earlier.transaction_id, ran=False)
+                self.replay = Replay(earlier.result, transaction_text(parent.id), ran=False)
                 return earlier.result
             if self.record is not None:
                 stored = await self._look_up_nested(parent, self.record)
@@ -209,7 +226,7 @@ class Running(Retrying, eq=False):
             value = self.fn(self.handle(parent, self.home), *self.arguments, **self.named)
             value = await other_colour(self.fn, value, self.engine.runtime.suspends)
             if self.record is not None:
-                self._add_record(parent, self.record, value, nested=True)
+                self.add_record(parent, self.record, value, nested=True)
             return value
         except BaseException as error:
             mark.restore()
@@ -277,3 +294,34 @@ async def run_plainly(
     finally:
         txn.leave_context()
     return await Running(engine, home, DEFAULTS, handle, fn, arguments).go_on(txn, begun, failure, value)
+
+
+async def run_keyed(running: Running, key: str) -> Any:
+    """`Running.run` with an idempotency key and no other option, outside every session."""
+    engine, home, fn = running.engine, running.home, running.fn
+    record = running.identify(key, None)
+    engine.keys_in_use.enter(record, running.fingerprint, key)
+    try:
+        txn = engine.start(home, running.chosen, None)
+        begun, value = engine.runtime.monotonic(), None
+        try:
+            txn.context = current.set(txn)
+            txn.operation = running.operation
+            if not running.look_now(txn, record):
+                await running.look_up(txn, record)
+            value = fn(running.handle(txn, home), *running.arguments)
+            if type(value) is CoroutineType and engine.runtime.suspends:
+                value = await value
+            else:
+                value = await other_colour(fn, value, engine.runtime.suspends)
+            running.add_record(txn, record, value)
+            if not commit_now(txn):
+                await commit(txn)
+            return value
+        except BaseException as error:
+            failure = error
+        finally:
+            txn.leave_context()
+        return await running.go_on(txn, begun, failure, value)
+    finally:
+        engine.keys_in_use.leave(record)

@@ -40,10 +40,8 @@ Ts = TypeVarTuple("Ts")
 Call = Coroutine[Any, Any, T]
 
 
-class AgentView(handles.Handle, Generic[V]):
+class AgentView(handles.Handle, Generic[V], eq=False):
     """A read-only view of a transaction: what an invariant is given."""
-
-    __slots__ = ()
 
     @overload
     def read(self, key: Key) -> Call[V | None]: ...
@@ -95,13 +93,11 @@ class AgentView(handles.Handle, Generic[V]):
         return call
 
 
-class AgentSession(AgentView[V]):
+class AgentSession(AgentView[V], eq=False):
     """One agent's transaction. Use it in one task at a time, and await every call.
 
     Values read are copies: changing one changes nothing. A call that fails dooms the session: even if its error is
     swallowed, the session cannot commit."""
-
-    __slots__ = ()
 
     @property
     def transaction_id(self) -> str:

@@ -16,9 +16,11 @@ from typing import Any, Final
 
 from interlock.core.calls import ACTIVE, BUSY, COMMITTED, ROLLED_BACK, SENDING
 from interlock.core.engine import HOUSEKEEPING_COMMITS
+from interlock.core.idempotency import Record
+from interlock.core.requests import footprint
 from interlock.core.space import Resource
 from interlock.core.transaction import Transaction, process
-from interlock.model import Put
+from interlock.model import Key, Put, Write
 
 UNDONE: Final[Any] = object()
 """What `read_now` returns when it has not read."""
@@ -70,27 +72,29 @@ def write_now(txn: Transaction, resource: Resource, key: Any, value: Any) -> boo
 
 
 def commit_now(txn: Transaction) -> bool:
-    """Commit a plain transaction; False: ask `interlock.core.commit.commit`."""
+    """Commit a plain transaction, its idempotency records included; False: ask `interlock.core.commit.commit`."""
     engine, token, writes, last = txn.engine, txn.token, txn.writes, txn.last_call
-    direct = engine.direct
-    if direct is None or token is None or txn.state or not txn.plain or txn.records is not None or not writes:
+    direct, records = engine.direct, txn.records
+    if direct is None or token is None or txn.state or not txn.plain or txn.gate is not None or not (writes or records):
         return False
-    if txn.gate is not None or txn.calls is not None or (last is not None and last.cr_frame is not None):
+    if txn.calls is not None or (last is not None and last.cr_frame is not None):
         return False
     rules = txn.home.rules  # type: ignore[union-attr]
     if not rules.free or txn.generation is not process.generation:
         return False
-    if engine.commits + 1 >= HOUSEKEEPING_COMMITS or len(writes) + len(txn.reads) > engine.few_keys:
+    if engine.commits + 1 >= HOUSEKEEPING_COMMITS or len(writes) + len(txn.reads) >= engine.few_keys:
         return False
     number = txn._id
     if not number:
         number = txn._id = engine.new_id()
     txn.state = SENDING
     try:
+        absent: tuple[Key, ...] = rules.absent
+        if records is not None:
+            writes, absent = _with_records(txn, records, absent)
         txn.reply = direct.put(
-            number, txn.agent, txn.isolation, token, txn.reads, writes, rules.absent, txn.operation, txn.run_id,
-            txn.attempt,
-        )  # fmt: skip
+            number, txn.agent, txn.isolation, token, txn.reads, writes, absent, txn.operation, txn.run_id, txn.attempt
+        )
     except BaseException as error:
         txn.state, txn.error = ROLLED_BACK, error
         raise
@@ -100,3 +104,13 @@ def commit_now(txn: Transaction) -> bool:
     txn.state = COMMITTED
     engine.commits += 1
     return True
+
+
+def _with_records(
+    txn: Transaction, records: dict[Key, Record], absent: tuple[Key, ...]
+) -> tuple[dict[Key, Write], tuple[Key, ...]]:
+    """What is written, and what must not be there, with the idempotency records."""
+    writes = dict(txn.writes)
+    for key, record in records.items():
+        writes[key] = record.put(record.fingerprint or footprint(txn), txn._id)
+    return writes, (*absent, *records)

@@ -52,10 +52,11 @@ class Forward(Running, eq=False):
 
     original: Any = None
 
-    def _identify(self, key: str, parent: Transaction | None) -> None:
+    def identify(self, key: str, parent: Transaction | None) -> Key:
+        """See `Running.identify`."""
         ours, self.fn = self.fn, self.original
         try:
-            super()._identify(key, parent)
+            return super().identify(key, parent)
         finally:
             self.fn = ours
 

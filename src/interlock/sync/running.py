@@ -1,4 +1,5 @@
-"""`interlock.core.running.run_plainly` for synchronous code, without a coroutine where nothing is rare."""
+"""`run_plainly` and `run_keyed` of `interlock.core.running` for synchronous code, without a coroutine where nothing is
+rare."""
 
 from __future__ import annotations
 
@@ -35,3 +36,32 @@ def run_plainly(engine: Engine, home: Resource | None, fn: Callable[..., Any], a
         txn.leave_context()
     running = Running(engine, home, DEFAULTS, AgentSession, fn, arguments)
     return step(running.go_on(txn, begun, failure, value))
+
+
+def run_keyed(running: Running, key: str) -> Any:
+    """The same with an idempotency key and no other option."""
+    engine, home = running.engine, running.home
+    record = running.identify(key, None)
+    engine.keys_in_use.enter(record, running.fingerprint, key)
+    try:
+        txn = engine.start(home, running.chosen, None)
+        begun, value = engine.runtime.monotonic(), None
+        try:
+            txn.context = current.set(txn)
+            txn.operation = running.operation
+            if not running.look_now(txn, record):
+                step(running.look_up(txn, record))
+            value = running.fn(AgentSession(txn, home), *running.arguments)
+            if value is not None and hasattr(value, "__await__"):
+                step(other_colour(running.fn, value, suspends=False))
+            running.add_record(txn, record, value)
+            if not commit_now(txn):
+                step(commit(txn))
+            return value
+        except BaseException as error:
+            failure = error
+        finally:
+            txn.leave_context()
+        return step(running.go_on(txn, begun, failure, value))
+    finally:
+        engine.keys_in_use.leave(record)

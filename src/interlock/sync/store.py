@@ -47,7 +47,7 @@ from interlock.sync.attempts import Attempt, attempts_of
 from interlock.sync.effects import EffectStore
 from interlock.sync.holdings import Leasing, Lockable
 from interlock.sync.log import TransactionLog
-from interlock.sync.running import run_plainly
+from interlock.sync.running import run_keyed, run_plainly
 from interlock.sync.sagas import Sagas
 
 V = TypeVar("V")
@@ -99,12 +99,12 @@ class Sessions(Generic[V]):
         """``with resource.session(agent=...) as session:`` is one attempt: commit on exit, roll back on an exception.
 
         Inside another session of the same store and task it joins that one like a savepoint."""
-        chosen = choose(dict(options), retries=False) if options else DEFAULTS
+        chosen = choose(options, retries=False) if options else DEFAULTS
         return handles.new_session(AgentSession, self._engine, self._resource, chosen)
 
     def begin(self, **options: Unpack[SessionOptions]) -> AgentSession[V]:
         """A session for hooks and protocols without a ``with``: end it with `commit` or `rollback`."""
-        chosen = choose(dict(options), retries=False) if options else DEFAULTS
+        chosen = choose(options, retries=False) if options else DEFAULTS
         return handles.begin_session(AgentSession, self._engine, self._resource, chosen)
 
     @overload
@@ -129,9 +129,10 @@ class Sessions(Generic[V]):
             `IdempotencyMismatchError`, `CommitUnknownError`."""
         if not options and current.get() is None:
             return run_plainly(self._engine, self._resource, fn, args)
-        chosen = choose(dict(options), retries=True) if options else DEFAULTS
-        running = Running(self._engine, self._resource, chosen, AgentSession, fn, args)
-        return step(running.run())
+        chosen = choose(options, retries=True)
+        running, key = Running(self._engine, self._resource, chosen, AgentSession, fn, args), chosen.idempotency_key
+        alone = key is not None and chosen.usual and current.get() is None
+        return run_keyed(running, key) if alone and key is not None else step(running.run())
 
     @overload
     @deprecated("async function in synchronous code: use interlock, not interlock.sync")
@@ -147,7 +148,7 @@ class Sessions(Generic[V]):
     ) -> Committed[T]: ...
     def run_detailed(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:  # type: ignore[misc]
         """Like `run`, and says what happened: attempts, replay, transaction id, cursor."""
-        chosen = choose(dict(options), retries=True) if options else DEFAULTS
+        chosen = choose(options, retries=True) if options else DEFAULTS
         running = Running(self._engine, self._resource, chosen, AgentSession, fn, args)
         return running.detailed(step(running.run()))
 
@@ -156,7 +157,7 @@ class Sessions(Generic[V]):
     ) -> Callable[[Callable[Concatenate[AgentSession[V], P], T]], Callable[P, T]]:
         """Decorator: ``fn(session, *args, **kwargs)`` becomes ``fn(*args, **kwargs)``, run as a transaction at each
         call."""
-        chosen = choose(dict(options), retries=True) if options else DEFAULTS
+        chosen = choose(options, retries=True) if options else DEFAULTS
 
         def decorate(fn: Callable[Concatenate[AgentSession[V], P], T]) -> Callable[P, T]:
             @functools.wraps(fn)
@@ -177,7 +178,7 @@ class Sessions(Generic[V]):
                     ...
 
         Both managers are needed: the outer one decides whether there is another attempt."""
-        chosen = choose(dict(options), retries=True) if options else DEFAULTS
+        chosen = choose(options, retries=True) if options else DEFAULTS
         return attempts_of(Retrying(self._engine, self._resource, chosen))
 
 
