@@ -303,7 +303,6 @@ def test_the_clock_goes_on_after_a_reboot(tmp_path: Path, monkeypatch: pytest.Mo
         assert step(store.backend.now()) >= before
     monkeypatch.setattr(schema, "boot_id", lambda: "another boot")
     monkeypatch.setattr(schema, "since_boot", lambda: 3.0)
-    monkeypatch.setattr("interlock.backends.sqlite.writer.since_boot", lambda: 3.0)
     monkeypatch.setattr(schema.time, "time", lambda: 1000.0)
     with opened(path) as store:
         now = step(store.backend.now())

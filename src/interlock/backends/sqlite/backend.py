@@ -13,11 +13,10 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
-from interlock.backends.sqlite.connection import checked_path
+from interlock.backends.sqlite.connection import Options, checked_path
 from interlock.backends.sqlite.engine import Engine
 from interlock.backends.sqlite.jobs import CommitJob, CompactJob, FenceJob
 from interlock.backends.sqlite.reading import Reader
-from interlock.backends.sqlite.writer import Options
 from interlock.errors import UsageError
 from interlock.model import (
     Author,
@@ -120,7 +119,9 @@ class SQLiteBackend:
             if not (request.writes or request.clears):
                 return reader.validate(request)
             checked = reader.check_spans(request)
-        reply: Reply = await self._engine.submit(CommitJob(self._runtime.waiter(), request, checked))
+        reply: Reply = await self._engine.submit(
+            CommitJob(self._runtime.waiter(), request, checked), blocks=self.blocks
+        )
         return reply
 
     async def outcome(self, transaction: TransactionId, *, fence: bool) -> tuple[Settled, Change | None]:

@@ -11,6 +11,7 @@ import os
 import re
 import sqlite3
 import sys
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
@@ -45,6 +46,15 @@ _UNAVAILABLE: Final = {
     14: "cannot be opened. Its directory has to exist and this user needs the right to write to both",
     15: "cannot be locked. Is it on a network file system? Use a local disk",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a store is used: see `interlock.backends.sqlite.backend.SQLiteBackend`."""
+
+    busy_seconds: float
+    grace_seconds: float
+    synchronous: str
 
 
 def connect(path: str, *, busy_seconds: float, read_only: bool) -> Connection:

@@ -16,6 +16,7 @@ from interlock.backends.sqlite.batch import Batch
 from interlock.backends.sqlite.validation import collect
 from interlock.model import CommitRequest, Key, TransactionId
 from interlock.ports import Waiter
+from interlock.runtime import wake_all
 
 
 class Job:
@@ -99,3 +100,19 @@ class StopJob(Job):
     """Close the store after what was asked before."""
 
     __slots__ = ()
+
+
+Answers = list[tuple[Job, Any]]
+
+
+def wake(answers: Answers) -> None:
+    """Give the jobs their answers and let their callers go on."""
+    waiters = []
+    for job, answer in answers:
+        job.answer = answer
+        job.answered = True
+        waiters.append(job.waiter)
+    if len(waiters) == 1:
+        waiters[0].wake()
+    else:
+        wake_all(waiters)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from interlock.backends.sqlite import outcomes
 from interlock.backends.sqlite.connection import Connection
@@ -37,6 +37,17 @@ _TABLES: Final = (
     "CREATE TABLE expiry (expires_at REAL, key BLOB, PRIMARY KEY (expires_at, key)) WITHOUT ROWID",
     "CREATE TABLE facts (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
 )
+
+
+class Opened(NamedTuple):
+    """What is learnt when the file is opened: the store's id, and the base of its clock."""
+
+    store: int
+    base: float
+
+    def now(self) -> float:
+        """The store's time."""
+        return since_boot() + self.base
 
 
 def prepare(connection: Connection, path: str, synchronous: str, store: int) -> dict[str, Any]:

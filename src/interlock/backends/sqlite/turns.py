@@ -1,4 +1,5 @@
-"""Two decisions about a writer's turns: when to begin one, and whether to keep one after a conflict.
+"""Three decisions about a writer's turns: when to begin one, whether to keep one after a conflict, and when a caller is
+alone, so that it may take one itself.
 
 **Beginning.** Of many callers that wait for one batch, the first that comes again would start the next batch alone,
 and all others would wait for its sync of the disk: every second batch would be a batch of one. So if the last batches
@@ -11,6 +12,10 @@ again and queued at once, it would always be ahead of those that are refused aft
 whoever is refused may come again before the others, and has then read what is newest. Agents that think for longer
 than that moment make it useless, so it is tried less and less often while nobody comes. This is for progress only,
 never for safety.
+
+**Alone** is a caller as long as the last batches had one job each, so that waiting for others would bring nothing, and
+as long as there was no conflict lately: where there are conflicts, turns are to be kept, and only the thread can do
+that.
 """
 
 from __future__ import annotations
@@ -26,6 +31,8 @@ from interlock.backends.sqlite.jobs import Job
 KEPT_SECONDS: Final = 0.002
 """How long a turn is kept."""
 _DOUBLINGS: Final = 6
+_SHARED_BATCHES: Final = 64
+"""For so many batches after a conflict no caller is alone."""
 _DECAY: Final = 0.9
 _GATHERING_SECONDS: Final = 0.004
 _LEAST_SECONDS: Final = 0.0001
@@ -35,12 +42,13 @@ _MOST_SECONDS: Final = 0.001
 class Turns:
     """What the writer remembers of its turns."""
 
-    __slots__ = ("_enough", "_expected", "_in_vain", "_skips", "_sync_seconds", "wanted")
+    __slots__ = ("_enough", "_expected", "_in_vain", "_shared", "_skips", "_sync_seconds", "wanted")
 
     def __init__(self) -> None:
         self._skips = 0
         self._in_vain = 0
         self._expected = 1.0
+        self._shared = 0
         self._sync_seconds = 0.0
         self._enough = threading.Lock()
         self._enough.acquire()
@@ -71,8 +79,19 @@ class Turns:
                 break
         self.wanted = 0
 
+    @property
+    def alone(self) -> bool:
+        """Whether callers have come one by one, and without conflicts."""
+        return self._expected <= 1.0 and not self._shared
+
+    def conflict(self) -> None:
+        """A batch has refused somebody for a conflict."""
+        self._shared = _SHARED_BATCHES
+
     def note(self, count: int, sync_seconds: float) -> None:
         """A batch of so many jobs was committed; how long COMMIT took."""
+        if self._shared:
+            self._shared -= 1
         self._expected = max(count, self._expected * _DECAY)
         self._sync_seconds = sync_seconds
 

@@ -11,7 +11,15 @@ batch hears that nothing was written. If COMMIT itself fails: a full disk is a d
 would make the batch valid was not written in full; anything else is decided by
 `interlock.backends.sqlite.settling`.
 
-When a turn begins, and whether one is kept after a conflict, is in `interlock.backends.sqlite.turns`; when the
+**Turns of callers.** Handing a job to the thread and waiting for its answer costs as much processor time as a small
+commit itself. So a blocking caller who is alone takes the turn on its own thread (`Writer.do`): ``_turn`` is held by
+whoever is the writer now, the thread or such a caller, and all that was said of a turn holds, but that it has this one
+job and leaves the queue alone. The caller does not try if the thread has a job in its hand, so it cannot get ahead of
+one that waits; it never waits for another process either, for only the thread has a watchdog. It is never the main
+thread, where a signal's handler might raise anywhere, as between COMMIT and what is noted of it. Should something be
+raised there all the same, everything that is remembered is forgotten before the next turn.
+
+When a turn begins or is kept and when a caller counts as alone is in `interlock.backends.sqlite.turns`; when the
 write-ahead log is copied into the database, in `interlock.backends.sqlite.log`.
 """
 
@@ -23,51 +31,35 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from interlock.backends.sqlite import settling
 from interlock.backends.sqlite.batch import Batch
-from interlock.backends.sqlite.connection import CLOSED, FULL, Connection, code_of, connect, failure, refuse_place
-from interlock.backends.sqlite.jobs import Job, StopJob
+from interlock.backends.sqlite.connection import (
+    CLOSED,
+    FULL,
+    Connection,
+    Options,
+    code_of,
+    connect,
+    failure,
+    refuse_place,
+)
+from interlock.backends.sqlite.jobs import Answers, Job, StopJob, wake
 from interlock.backends.sqlite.locking import QueueLock
 from interlock.backends.sqlite.log import Log
 from interlock.backends.sqlite.newest import Newest
-from interlock.backends.sqlite.schema import prepare, since_boot
+from interlock.backends.sqlite.schema import Opened, prepare
 from interlock.backends.sqlite.turns import Turns
 from interlock.backends.sqlite.validation import Known
 from interlock.backends.sqlite.watching import Watchdog
 from interlock.errors import BackendUnavailableError, InterlockError, UsageError
 from interlock.model import BoundBroken, CommitRefused, DuplicateTransaction, Key, MergeRefused, Token
-from interlock.runtime import wake_all
 
 _BATCH: Final = 128
 _IDS_KNOWN: Final = 4096
 _BUSY: Final = 5
 _REFUSALS: Final = (CommitRefused, DuplicateTransaction, BoundBroken, MergeRefused, InterlockError)
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a store is used: see `interlock.backends.sqlite.backend.SQLiteBackend`."""
-
-    busy_seconds: float
-    grace_seconds: float
-    synchronous: str
-
-
-class Opened(NamedTuple):
-    """What is learnt when the file is opened: the store's id, and the base of its clock."""
-
-    store: int
-    base: float
-
-    def now(self) -> float:
-        """The store's time."""
-        return since_boot() + self.base
-
-
-Answers = list[tuple[Job, Any]]
 
 
 class Writer:
@@ -102,9 +94,14 @@ class Writer:
         """The last batch, with the keys that it looked at, as long as nothing was noted of it."""
         self._conflict = False
         """Whether the batch has refused anybody for a conflict."""
+        self._rides = True
+        """Whether a batch takes along what is queued."""
         self._stops: list[Job] = []
         self._stopped = False
         self._turns = Turns()
+        self._turn = threading.Lock()
+        self._in_hand = False
+        """Whether the thread has a job that it has not answered yet."""
         threading.Thread(target=self._run, name="interlock-sqlite-writer", daemon=True).start()
 
     def put(self, job: Job) -> bool:
@@ -115,18 +112,43 @@ class Writer:
             turns.tell()
         return not (self._stopped and job.take())
 
+    def do(self, job: Job) -> bool:
+        """Carry out a job on the calling thread, which may not be the main one; False if it has to be put."""
+        turns, turn = self._turns, self._turn
+        if not turns.alone or self._in_hand or not self._queue.empty() or not turn.acquire(blocking=False):
+            return False
+        try:
+            if self._stopped or self.connection is None or not self.lock.try_acquire():
+                return False
+            answers: Answers = []
+            self._rides = False
+            try:
+                self._carry_out([job], answers)
+            except BaseException:
+                self._forget()
+                job.waiter.wake()  # nobody else will
+                raise
+            finally:
+                self._rides = True
+            return job.answered
+        finally:
+            turn.release()
+
     # -- the turns -----------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         while not self._stopped:
             first = self._queue.get()
+            self._in_hand = True
             self._turns.gather(self._queue)
-            self._turn(first)
+            with self._turn:
+                self._take_turn(first)
+            self._in_hand = False
         while not self._queue.empty():
             answers: Answers = []
             self._refuse([], UsageError(CLOSED), answers)
             self._answer(answers)
 
-    def _turn(self, first: Job) -> None:
+    def _take_turn(self, first: Job) -> None:
         answers: Answers = []
         try:
             jobs = self._queue_up(first)
@@ -134,25 +156,30 @@ class Writer:
             self._refuse([first], error, answers)
             self._answer(answers)
         else:
-            held = True
-            try:
-                with self.working:
-                    self._batch(jobs, answers)
-                kept = self._conflict and not self._stops and self._turns.keep()
-                if not (kept or self._stops or self._log.is_due):
-                    self.lock.release()
-                    held = False
-                self._answer(answers)
-                if held:
-                    self._end_turn(kept)
-            finally:
-                if held:
-                    self.lock.release()
+            self._carry_out(jobs, answers)
         if self._stops:
             self._stopped = True
             self.lock.close()
             self._newest.close()
             self._answer([(job, None) for job in self._stops])
+
+    def _carry_out(self, jobs: list[Job], answers: Answers) -> None:
+        """A batch of these and of what is queued, its answers, and what there is to do besides. With the queue lock,
+        which it gives back."""
+        held = True
+        try:
+            with self.working:
+                self._batch(jobs, answers)
+            kept = self._conflict and self._rides and not self._stops and self._turns.keep()
+            if not (kept or self._stops or self._log.is_due):
+                self.lock.release()
+                held = False
+            self._answer(answers)
+            if held:
+                self._end_turn(kept)
+        finally:
+            if held:
+                self.lock.release()
 
     def _end_turn(self, kept: bool) -> None:
         """What is done after the answers, with the queue lock in hand."""
@@ -184,7 +211,7 @@ class Writer:
     def _rest(self, count: int) -> list[Job]:
         """What is in the queue now. Nobody else takes anything out while the writer does not wait for its turn."""
         jobs: list[Job] = []
-        while len(jobs) < count and not self._queue.empty():
+        while self._rides and len(jobs) < count and not self._queue.empty():
             jobs.append(self._queue.get_nowait())
         return jobs
 
@@ -209,13 +236,13 @@ class Writer:
             f"nothing was written: another process has held {self.lock.path} for longer than"
             f" {self._options.busy_seconds:g} seconds"
         )
-        _wake([(job, BackendUnavailableError(held)) for job in late])
+        wake([(job, BackendUnavailableError(held)) for job in late])
 
     def _answer(self, answers: Answers) -> None:
         """The last thing that is done for a batch: from here on the callers compete for the interpreter."""
         self._show()
         self._on_commit(self._log.position)
-        _wake(answers)
+        wake(answers)
         self._advance()
 
     # -- a batch -------------------------------------------------------------------------------------------------------
@@ -262,7 +289,9 @@ class Writer:
             try:
                 results.append((job, job.perform(batch)))
             except _REFUSALS as refusal:
-                self._conflict = self._conflict or type(refusal) is CommitRefused
+                if type(refusal) is CommitRefused:
+                    self._conflict = True
+                    self._turns.conflict()
                 results.append((job, refusal.with_traceback(None)))
         if batch.feed or batch.compacted:
             batch.flush()
@@ -316,9 +345,7 @@ class Writer:
     # -- trouble -------------------------------------------------------------------------------------------------------
     def _decide_anew(self, error: sqlite3.Error, batch: Batch, results: Answers, answers: Answers) -> None:
         """COMMIT has raised."""
-        self._known = Known()
-        self._newest.forget()
-        self._roll_back()
+        self._forget()
         if code_of(error) in (FULL, _BUSY):
             answers += [(job, failure(error, self.path)) for job, _ in results]
             return
@@ -334,6 +361,13 @@ class Writer:
             answers[:] = [
                 (job, settling.unknown(job, result, failure(error, self.path), second)) for job, result in results
             ]
+
+    def _forget(self) -> None:
+        """Nothing that is remembered can be relied on any more."""
+        self._known = Known()
+        self._newest.forget()
+        self._decided = None
+        self._roll_back()
 
     def _roll_back(self) -> None:
         if self.connection is not None and self.connection.in_transaction:
@@ -364,15 +398,3 @@ class Writer:
         self._newest.open(self.lock, self._opened.now)
         self._on_open(self._opened)
         return connection
-
-
-def _wake(answers: Answers) -> None:
-    waiters = []
-    for job, answer in answers:
-        job.answer = answer
-        job.answered = True
-        waiters.append(job.waiter)
-    if len(waiters) == 1:
-        waiters[0].wake()
-    else:
-        wake_all(waiters)
