@@ -7,9 +7,11 @@ import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 import interlock
 import interlock.sync
@@ -321,15 +323,79 @@ async def test_in_asynchronous_code_it_is_the_same(url: str) -> None:
                     interlock.Step(named, "a", undo=compensable(name=f"durable.undo.{next(_serial)}")(cancel)),
                     interlock.Step(named, "b", undo=release_any),
                 )
-                with pytest.raises(UsageError, match="awaited"):
-                    interlock.sync.current_saga().step(reserve, "x", 1)  # type: ignore[union-attr]
+                interlock.sync.current_saga().step(reserve, "x", 1, undo=release)  # type: ignore[union-attr]
                 raise asyncio.CancelledError
-        assert sorted(line[0] for line in taken()) == ["cancel", "release", "release", "reserve", "reserve", "reserve"]
+        logged = sorted(line[0] for line in taken())
+        assert logged == ["cancel", *["release"] * 3, *["reserve"] * 4]
         assert saga.report.clean
         assert await store.recover(older_than_seconds=0) == interlock.RecoveryReport()
         assert [letter async for letter in store.dead_letters.list()] == []
         with pytest.raises(UsageError, match="asynchronous"), store.saga("order", id="o2"):
             pass
+
+
+@compensable(undo=release)
+def tool(sku: str) -> str:
+    """A plain tool, which is called like any other function."""
+    return reserve(sku, 1)
+
+
+@compensable(undo=release)
+async def async_tool(sku: str) -> str:
+    """The same, to be awaited."""
+    return reserve(sku, 1)
+
+
+async def tools(url: str) -> None:
+    """Plain and asynchronous tools in one saga, in tasks' and threads' contexts; undone by another store object."""
+    async with interlock.open(url, agent="shop") as store, interlock.open(url, agent="cron") as cron:
+        with pytest.raises(Boom):
+            async with store.saga("order", id="o1") as saga:
+                assert tool("a") == "r-a"
+                assert await async_tool("b") == "r-b"
+                assert tool("c") == "r-c"
+                saga._frame.course.recorder.journal.lost = True  # type: ignore[union-attr]  # as if it had died here
+                raise Boom
+        assert (await cron.recover(older_than_seconds=0)).undone == ("order/o1",)
+        assert [line[-1] for line in taken() if line[0] == "release"] == ["c", "b", "a"]
+        for again in (False, True):
+            async with store.saga("order", id="o2"):
+                assert tool("a") == "r-a"
+                assert await async_tool("b") == "r-b"
+            assert len(taken()) == (0 if again else 2)
+
+
+async def test_plain_tools_in_an_asynchronous_durable_saga(url: str) -> None:
+    await tools(url)
+    async with interlock.open(url, agent="shop") as store:
+        with pytest.raises(Boom):
+            async with store.saga("order", id="o3"):
+                assert await asyncio.to_thread(tool, "x") == "r-x"
+                raise Boom
+        assert [line[0] for line in taken()] == ["reserve", "release"]
+
+
+@pytest.mark.parametrize("scheme", ["memory://trio{}", "sqlite:///{}"])
+def test_durable_sagas_on_trio(tmp_path: Path, scheme: str) -> None:
+    trio.run(tools, scheme.format(_place(tmp_path, scheme)))
+
+    async def cancelled(url: str) -> None:
+        async with interlock.open(url, agent="shop") as store:
+            with trio.move_on_after(3600) as scope:
+                async with store.saga("order", id="o4"):
+                    await async_tool("a")
+                    scope.cancel()
+                    await trio.sleep_forever()
+            assert scope.cancelled_caught
+            assert await store.recover(older_than_seconds=0) == interlock.RecoveryReport()
+
+    trio.run(cancelled, scheme.format(_place(tmp_path, scheme)))
+    assert [line[0] for line in taken()] == ["reserve", "release"]
+
+
+def _place(folder: Path, scheme: str) -> str:
+    number = next(_serial)
+    return str(number) if scheme.startswith("memory") else str(folder / f"trio{number}.db")
 
 
 async def cancel(result: str) -> None:

@@ -15,6 +15,7 @@ from interlock.errors import Conflict, UsageError
 from interlock.saga.compensation import finish, is_over
 from interlock.saga.deferred import Deferred
 from interlock.saga.frames import Frame, open_frame
+from interlock.saga.journal import plainly
 from interlock.saga.records import Kind, Undo, declare
 from interlock.saga.scope import Scope, Step, Verify, check_options, declare_all, deferred_record, savepoint_frame
 from interlock.saga.transacting import Transacting
@@ -76,8 +77,7 @@ class SagaScope(Scope[S]):
         frame = self._frame.innermost()
         record = declare(fn, args, {}, frame.state, **options)
         frame.refuse_async(record)
-        frame.refuse_blocking("a step")
-        return step(frame.start(record, False))
+        return plainly(frame.start(record, False))
 
     @overload
     def parallel(self, first: Step[T1], second: Step[T2], /) -> tuple[T1, T2]: ...
@@ -93,8 +93,7 @@ class SagaScope(Scope[S]):
         records = declare_all(frame, steps)
         for record in records:
             frame.refuse_async(record)
-        frame.refuse_blocking("parallel")
-        return step(frame.parallel(records, Blocking()))
+        return plainly(frame.parallel(records, Blocking()))
 
     @overload
     @deprecated("async function in synchronous code: use `async with Saga(...)`")

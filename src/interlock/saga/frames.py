@@ -303,14 +303,6 @@ class Frame:
             self.course.recorder.admit_deferred(self, record)
         return deferred
 
-    def refuse_blocking(self, call: str) -> None:
-        """Raises `UsageError` where a plain call would have to write a journal that is awaited."""
-        if self.course.recorder is not None and self.world.runtime.suspends:
-            raise UsageError(
-                f"{call} in a durable asynchronous saga has to be awaited: make the function async, or use "
-                "`await saga.step(...)`"
-            )
-
     def refuse_async(self, record: StepRecord) -> None:
         """Raises `UsageError` for an async function in synchronous code, before it is called."""
         if is_async(record.fn):

@@ -24,19 +24,26 @@ process, and the next durable write brings them there with it, since engines kee
 them, in case the engine itself has lost some. A power cut before that leaves a step *begun*, and so UNKNOWN, or an
 undo to be run again: both as after a crash one moment earlier.
 
+In an asynchronous saga a plain function may be a step, too (a tool that is called like any other). It cannot await the
+journal, so what it writes goes over the backend's blocking leaf, on its own thread (`plainly`).
+
 A saga that has ended is kept for ``idempotency_ttl_seconds``, to be replayed; then its records expire.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Coroutine, Mapping
+from contextvars import ContextVar
+from typing import Any, Final, Protocol, TypeVar
 
+from interlock import stepping
 from interlock.core.engine import Engine
-from interlock.errors import SnapshotTooOldError
+from interlock.errors import SnapshotTooOldError, UsageError
 from interlock.layers.ledger import Kind, Ledger, Record
 from interlock.model import ABSENT, CommitRefused, Delete, Expectation, Key, Put, Token, Version, Write
 from interlock.saga.errors import SagaClosedError
+
+T = TypeVar("T")
 
 SAGAS: Final = Kind("saga")
 STEPS: Final = Kind("sagastep")
@@ -52,6 +59,17 @@ EXPIRING_STEPS: Final = 500
 """Up to so many steps of a saga that has ended expire with it, so that its last commit does not grow without bounds."""
 
 Place = int | str
+
+_plain: ContextVar[bool] = ContextVar("interlock_saga_plain", default=False)
+
+
+def plainly(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a step of a plain function to its end; its journal is written without awaiting."""
+    token = _plain.set(True)
+    try:
+        return stepping.step(coroutine)
+    finally:
+        _plain.reset(token)
 
 
 class Fence(Protocol):
@@ -72,7 +90,8 @@ class Journal:
 
     def __init__(self, engine: Engine, name: str, saga_id: str, agent: str, fence: Fence) -> None:
         self.engine = engine
-        self.ledger = Ledger(engine)
+        self._ledger = Ledger(engine)
+        self._leaf: Ledger | None = None
         self.name = name
         self.saga_id = saga_id
         self.agent = agent
@@ -114,6 +133,21 @@ class Journal:
     def letter_id(self, place: Place) -> str:
         """The name of a step's dead letter."""
         return f"{self.title}/{self.run}/{place}"
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where the records lie, for whoever awaits or for a plain function."""
+        if not (_plain.get() and self.engine.runtime.suspends):
+            return self._ledger
+        if self._leaf is None:
+            backend = self.engine.backend.blocking()
+            if backend.suspends:
+                raise UsageError(
+                    "a plain function cannot be a step of an asynchronous durable saga over this backend, which cannot "
+                    "block: make the function async, or use `await saga.step(...)`"
+                )
+            self._leaf = Ledger(self.engine, backend=backend, runtime=self.engine.runtime.blocking())
+        return self._leaf
 
     # -- reading -------------------------------------------------------------------------------------------------------
     async def load(self) -> bool:

@@ -16,10 +16,10 @@ from interlock.errors import UsageError
 from interlock.saga import matching
 from interlock.saga.errors import SagaClosedError
 from interlock.saga.frames import UNDOING, Frame, current, open_frame
+from interlock.saga.journal import plainly
 from interlock.saga.records import DECLARED, KINDS, Declared, StepRecord, Undo, declare
 from interlock.saga.registry import register
 from interlock.saga.worlds import AWAITING
-from interlock.stepping import step
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -104,8 +104,7 @@ def _sync_tool(own: Declared) -> Callable[..., Any]:
         record = _record(call, own, frame, args, named)
         if own.kind == "irreversible":
             return frame.defer(record)
-        frame.refuse_blocking(matching.name_of(own.fn))
-        return step(frame.start(record, False))
+        return plainly(frame.start(record, False))
 
     return call
 
