@@ -2,6 +2,7 @@
 
 import io
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+import interlock.sync
 from interlock.demo import command, saga_main
 from interlock.demo.coordinator import Purchase
 from interlock.demo.outside import Fact, World, read_log
@@ -19,6 +21,8 @@ from interlock.demo.saga_report import render_sagas
 from interlock.demo.saga_truth import SagaVerdict, judge_sagas
 from interlock.demo.supervisor import DemoError
 from interlock.errors import UsageError
+from redis_servers import redis_server
+from servers import postgresql_server
 
 OPENING = {"MUG": 10}
 ORDERS = {"o-1": Purchase("o-1", "MUG", 2, 500)}
@@ -112,6 +116,27 @@ def test_killed_coordinators_leave_nothing_behind_with_sagas_and_much_without() 
     assert plain.verdict.double_charges > 0
     assert plain.verdict.mails_for_cancelled > 0
     assert all(counts == sorted(counts) and counts[-1] == 40 for counts in seen.values())
+
+
+@pytest.mark.parametrize("start", [postgresql_server, redis_server])
+def test_on_a_server_the_sagas_of_others_are_left_alone(start: Callable[[], Any]) -> None:
+    with start() as server, interlock.sync.open(server.url, agent="somebody") as store:
+        with pytest.raises(LookupError), store.saga("order", id="o-1", lease_seconds=0.1) as saga:
+            saga.step(len, "of somebody else")
+            saga._frame.course.recorder.journal.lost = True  # type: ignore[union-attr]  # as if it had died here
+            raise LookupError
+        result = run_saga_demo(SagaOptions(server.url, orders=16, processes=2, kills=3, limit_seconds=200))
+        plain, sagas = result.columns
+        assert sagas.clean
+        assert sagas.coordinators_killed > 0
+        assert sagas.orders > 0
+        assert plain.orders > 0
+        assert store.recover(older_than_seconds=0).undone == ("order/o-1",)
+
+
+def test_a_store_that_processes_cannot_share_is_refused() -> None:
+    with pytest.raises(DemoError, match="share"):
+        run_saga_demo(SagaOptions("memory://shop"))
 
 
 def test_what_takes_too_long_is_broken_off() -> None:

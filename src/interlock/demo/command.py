@@ -50,13 +50,13 @@ def demo(
 ) -> None:
     """Work through a shop's orders with many agents at once: without isolation, with Interlock, and with a process
     killed. Then an order saga over a payment service in another process, whose coordinators are killed: as plain calls,
-    and with sagas that another process recovers; always on new SQLite files.
+    and with sagas that another process recovers.
 
     Exit status 1 if Interlock oversells, loses or repeats anything, or if the payment service's log and the orders
     differ."""
     complaints = Console(stderr=True)
     options = DemoOptions(orders=orders, stock=stock, url=url, agents=agents, processes=processes, seed=seed)
-    saga_options = SagaOptions(processes=processes, seed=seed)
+    saga_options = SagaOptions(url=url, processes=processes, seed=seed)
     results: tuple[DemoResult | None, SagaResult | None]
     try:
         results = _run(

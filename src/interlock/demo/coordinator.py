@@ -44,11 +44,13 @@ class Purchase:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a process has to do: coordinate ``purchases``, or recover if there are none."""
+    """What a process has to do: coordinate ``purchases``, or recover if there are none. ``prefix`` is in front of every
+    name that it uses in the store."""
 
     url: str
     durable: bool
     purchases: tuple[Purchase, ...] = ()
+    prefix: str = ""
 
 
 class SoldOut(Exception):
@@ -115,23 +117,23 @@ ship = interlock.compensable(recall, name="demo.ship", verify=was_it)(_ship)
 mail = interlock.compensable(name="demo.mail", kind="irreversible", verify=was_mailed)(_mail)
 
 
-def place(store: Any, purchase: Purchase) -> str:
+def place(store: Any, purchase: Purchase, prefix: str = "") -> str:
     """One order as a durable saga; what became of it."""
     try:
-        with store.saga("order", id=purchase.order, lease_seconds=LEASE_SECONDS) as saga:
-            saga.transact(store.resource("stock"), take, purchase.article, purchase.quantity)
+        with store.saga(f"{prefix}order", id=purchase.order, lease_seconds=LEASE_SECONDS) as saga:
+            saga.transact(store.resource(f"{prefix}stock"), take, purchase.article, purchase.quantity)
             charge(purchase.order, purchase.cents)
             mail(purchase.order)  # held back until all else has succeeded
             ship(purchase.order)
-            saga.transact(store.resource("orders"), write_down, msgspec.to_builtins(purchase))
+            saga.transact(store.resource(f"{prefix}orders"), write_down, msgspec.to_builtins(purchase))
     except (SoldOut, Refused, TimeoutError):
         return CANCELLED  # and undone, on the way here
     return COMPLETED
 
 
-def place_plainly(store: Any, purchase: Purchase) -> str:
+def place_plainly(store: Any, purchase: Purchase, prefix: str = "") -> str:
     """The same with nothing but try and except, and every failure thought of but that of this process."""
-    stock, goods = store.resource("stock"), (purchase.article, purchase.quantity)
+    stock, goods = store.resource(f"{prefix}stock"), (purchase.article, purchase.quantity)
     try:
         stock.run(take, *goods)
     except SoldOut:
@@ -148,15 +150,17 @@ def place_plainly(store: Any, purchase: Purchase) -> str:
         _refund(charged, purchase.order, purchase.cents)
         stock.run(put_back, *goods)
         return CANCELLED
-    store.resource("orders").run(write_down, msgspec.to_builtins(purchase))
+    store.resource(f"{prefix}orders").run(write_down, msgspec.to_builtins(purchase))
     return COMPLETED
 
 
-def recover(store: Any) -> None:
+def recover(store: Any, prefix: str = "") -> None:
     """End what dead coordinators left, each as soon as its lease has run out."""
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
-        report = store.recover(older_than_seconds=0, lease_seconds=LEASE_SECONDS, modules=[__name__])
+        report = store.recover(
+            name=f"{prefix}order", older_than_seconds=0, lease_seconds=LEASE_SECONDS, modules=[__name__]
+        )
         for verb, titles in (("undone", report.undone), ("finished", report.finished), ("left", report.dead_letters)):
             for title in titles:
                 tell(verb, title)
@@ -181,8 +185,8 @@ def main() -> None:
         for purchase in task.purchases:
             tell("began", purchase.order)
             try:
-                tell(act(store, purchase), purchase.order)
+                tell(act(store, purchase, task.prefix), purchase.order)
             except interlock.InterlockError:  # such as a lease that ran out: left to the recovery
                 tell(BROKEN, purchase.order)
         if not task.purchases:
-            recover(store)
+            recover(store, task.prefix)

@@ -3,12 +3,14 @@
 1. ``try/except + kill -9``: plain calls, with every failure thought of but the coordinator's own;
 2. ``saga + kill -9``: the same acts as a durable saga; in the end another process recovers.
 
-Each column has a store and an outside world of its own, both new: a recovery ends every abandoned saga of a store, and
-those of somebody else are not the demonstration's to end. Nothing here prints.
+Each column has an outside world of its own and, unless a URL is given, a new store. In a given one everything has names
+of the run's own, and the recovery ends the sagas of that name only: those of somebody else are not the demonstration's
+to end. Nothing here prints.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -22,6 +24,7 @@ from interlock.demo.main import MAX_PROCESSES
 from interlock.demo.outside import read_log
 from interlock.demo.saga_run import Kills, SagaGathered, run_saga_column
 from interlock.demo.saga_truth import SagaVerdict, judge_sagas
+from interlock.demo.supervisor import DemoError
 from interlock.errors import UsageError
 
 PLAIN: Final = "try/except + kill -9"
@@ -32,8 +35,10 @@ ARTICLES: Final = ("MUG", "TEE", "CAP", "BAG", "PEN", "SOCK")
 @dataclass(frozen=True, slots=True)
 class SagaOptions:
     """How many ``orders`` come, how many coordinator ``processes`` deal with them, and at how many orders one is killed
-    (``kills``). ``limit_seconds``: the longest that one column may take."""
+    (``kills``). ``url``: a store that processes share, or None for a new SQLite file for each column.
+    ``limit_seconds``: the longest that one column may take."""
 
+    url: str | None = None
     orders: int = 100
     processes: int = 4
     kills: int = 8
@@ -120,6 +125,8 @@ def run_saga_demo(options: SagaOptions | None = None, on_progress: Progress = _q
 
     Raises `DemoError` if the processes cannot do their work."""
     options = options or SagaOptions()
+    if options.url is not None and options.url.startswith("memory:"):
+        raise DemoError(f"{options.url}: processes cannot share a store in memory")
     purchases = purchases_of(options)
     units = max(1, sum(purchase.quantity for purchase in purchases) // len(ARTICLES))
     opening = dict.fromkeys(ARTICLES, units)  # so that some articles are sold out before the end
@@ -137,9 +144,13 @@ def _run_column(
 ) -> SagaColumn:
     victims = Random(f"{options.seed}/kills").sample([purchase.order for purchase in purchases], options.kills)
     on_progress(name, 0, len(purchases))
+    prefix = "" if options.url is None else f"demo-{os.urandom(4).hex()}-"
     with tempfile.TemporaryDirectory(prefix="interlock-demo-") as folder:
-        url, log = f"sqlite:///{folder}/orders.db", Path(folder) / "outside.log"
-        with interlock.sync.open(url, agent="supervisor") as store, store.resource("stock").session() as session:
+        url, log = options.url or f"sqlite:///{folder}/orders.db", Path(folder) / "outside.log"
+        with (
+            interlock.sync.open(url, agent="supervisor") as store,
+            store.resource(f"{prefix}stock").session() as session,
+        ):
             for article, units in opening.items():
                 session.write(article, units)
         parts = [purchases[number :: options.processes] for number in range(options.processes)]
@@ -147,21 +158,23 @@ def _run_column(
             url,
             log,
             [part for part in parts if part],
+            prefix=prefix,
             durable=durable,
             seed=options.seed,
             kills=Kills(frozenset(victims), seed=options.seed),
             limit_seconds=options.limit_seconds,
             on_progress=lambda done: on_progress(name, done, len(purchases)),
         )
-        return _judged(name, durable, gathered, url, log, opening)
+        return _judged(name, durable, gathered, (url, prefix), log, opening)
 
 
 def _judged(
-    name: str, durable: bool, gathered: SagaGathered, url: str, log: Path, opening: Mapping[str, int]
+    name: str, durable: bool, gathered: SagaGathered, place: tuple[str, str], log: Path, opening: Mapping[str, int]
 ) -> SagaColumn:
+    url, prefix = place
     with interlock.sync.open(url, agent="supervisor") as store:
-        stock = {str(article): units for article, units in store.resource("stock").scan()}
-        orders = {str(order): Purchase(**written) for order, written in store.resource("orders").scan()}
+        stock = {str(article): units for article, units in store.resource(f"{prefix}stock").scan()}
+        orders = {str(order): Purchase(**written) for order, written in store.resource(f"{prefix}orders").scan()}
     return SagaColumn(
         name=name,
         safe=durable,

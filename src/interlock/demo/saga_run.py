@@ -63,8 +63,10 @@ class Kills:
 class _Column:
     """One run. Parts run in threads of their own and share what is under the lock."""
 
-    def __init__(self, url: str, durable: bool, port: int, kills: Kills, on_progress: Callable[[int], None]) -> None:
-        self._url = url
+    def __init__(
+        self, store: tuple[str, str], durable: bool, port: int, kills: Kills, on_progress: Callable[[int], None]
+    ) -> None:
+        self._url, self._prefix = store
         self._durable = durable
         self._environment = {**environment(), PORT: str(port)}
         self._kills = kills
@@ -79,7 +81,7 @@ class _Column:
         """Coordinate a part to its end, by as many processes as it takes."""
         rest = list(purchases)
         while rest:
-            begun = self._run(Task(self._url, self._durable, tuple(rest)))
+            begun = self._run(Task(self._url, self._durable, tuple(rest), self._prefix))
             rest = rest[begun:]
 
     def parts(self, parts: Sequence[Sequence[Purchase]]) -> None:
@@ -94,7 +96,7 @@ class _Column:
 
     def recover(self) -> None:
         """One process that ends what was left."""
-        self._run(Task(self._url, self._durable))
+        self._run(Task(self._url, self._durable, prefix=self._prefix))
 
     def _run(self, task: Task) -> int:
         """One process to its end; how many orders it began. At least one, so that a part comes to its end."""
@@ -190,6 +192,7 @@ def run_saga_column(
     log: Path,
     parts: Sequence[Sequence[Purchase]],
     *,
+    prefix: str,
     durable: bool,
     seed: int,
     kills: Kills,
@@ -201,7 +204,7 @@ def run_saga_column(
     Raises `DemoError` if a process ends by itself, or after ``limit_seconds``."""
     started = time.monotonic()
     with _outside(log, seed) as port:
-        column = _Column(url, durable, port, kills, on_progress)
+        column = _Column((url, prefix), durable, port, kills, on_progress)
         alarm = threading.Timer(limit_seconds, column.expire)
         alarm.daemon = True
         alarm.start()
