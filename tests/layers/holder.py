@@ -1,6 +1,7 @@
 """A process that holds a lease and is stopped: the holder of W12.
 
-It says its token on a line of its own, waits for a line, then writes under the lease and says what came of it."""
+As often as it is told to: it says its token on a line of its own, waits for a line, then writes under the lease and
+says what came of it; after another line it goes on."""
 
 from __future__ import annotations
 
@@ -10,22 +11,28 @@ import sys
 from interlock import InterlockError, sync
 
 
-def main(url: str, options: str, number: str) -> None:
-    with sync.open(url, agent=f"holder {number}", **json.loads(options)) as store:
-        lease = store.lease("job", ttl_seconds=1, wait_seconds=60)
-        try:
-            with lease:
-                say(list(lease.token))
-                sys.stdin.readline()
-                try:
-                    with store.resource("stock").session(fence=lease) as session:
-                        session.write("by", number)
-                except InterlockError as error:
-                    say(error.code)
-                else:
-                    say("written")
-        except InterlockError as error:
-            say(error.code)
+def main(url: str, options: str, name: str, count: str, ttl_seconds: str) -> None:
+    with sync.open(url, agent=name, **json.loads(options)) as store:
+        for _ in range(int(count)):
+            hold(store, name, float(ttl_seconds))
+            sys.stdin.readline()
+
+
+def hold(store: sync.Store, name: str, ttl_seconds: float) -> None:
+    lease = store.lease("job", ttl_seconds=ttl_seconds, wait_seconds=60)
+    try:
+        with lease:
+            say(list(lease.token))
+            sys.stdin.readline()
+            try:
+                with store.resource("stock").session(fence=lease) as session:
+                    session.write("by", name)
+            except InterlockError as error:
+                say(error.code)
+            else:
+                say("written")
+    except InterlockError as error:
+        say(error.code)
 
 
 def say(what: object) -> None:

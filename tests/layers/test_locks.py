@@ -6,13 +6,15 @@ import asyncio
 import contextvars
 import functools
 import itertools
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from cases.faults import Counted
-from cases.support import World, awaited, everywhere, increment, put, rows
+from cases.support import PATIENCE_SECONDS, World, awaited, everywhere, in_worlds, increment, put, put_all, rows
 from interlock import (
     ConflictError,
     DeadlockError,
@@ -230,6 +232,37 @@ async def test_crossed_locks_end_with_a_victim(world: World) -> None:
     world.together(2, work)
     stock = world.open().resource("stock")
     assert (await stock.read("a"), await stock.read("b")) == (2 * rounds, 2 * rounds)
+    assert await records(world.open(), LOCKS) == []
+
+
+@in_worlds("memory-async", "memory-sync")
+async def test_a_thousand_crossed_locks_have_a_thousand_victims(world: World) -> None:
+    """Each of the two holds one key before either asks for the other's, so every round is a deadlock, and ends."""
+    rounds = 1000
+    await world.open().resource("stock").run(put_all, {"a": 0, "b": 0})
+    crossed = threading.Barrier(2)
+    attempts = itertools.count()
+
+    async def work(number: int) -> None:
+        stock = world.open(agent=f"agent {number}").resource("stock")
+        first, second = ("a", "b") if number else ("b", "a")
+        for _ in range(rounds):
+            tries = itertools.count()
+
+            async def cross(session: Any, tries: Iterator[int] = tries) -> None:
+                next(attempts)
+                await session.add(first, 1)
+                if not next(tries):
+                    crossed.wait(PATIENCE_SECONDS)
+                await session.add(second, 1)
+
+            await stock.run(cross, **PESSIMISTIC, lock_timeout_seconds=PATIENCE_SECONDS)
+            crossed.wait(PATIENCE_SECONDS)  # nobody holds anything when the next round begins
+
+    world.together(2, work)
+    stock = world.open().resource("stock")
+    assert (await stock.read("a"), await stock.read("b")) == (2 * rounds, 2 * rounds)
+    assert next(attempts) >= 3 * rounds
     assert await records(world.open(), LOCKS) == []
 
 
