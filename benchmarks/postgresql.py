@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ from benchmarks.floors.postgresql import Floor, GlobalLock, Refused, Statements,
 from benchmarks.measure import Cell, Measure, Sample, Target
 from benchmarks.memory import rewrite
 from benchmarks.portlevel import PortCaller
+from benchmarks.scanners import PREFIX, scan
 from benchmarks.servers import from_tests
 from benchmarks.sqlite import drive, fill
 from benchmarks.workload import AGENT, RESOURCE, all_keys, changed, keys_of
@@ -36,8 +38,6 @@ HOT_TASKS: Final = (8, 32)
 DELAYS_MS: Final = (2, 10)
 WRITERS: Final = 24
 SCANNERS: Final = 8
-PAUSE_SECONDS: Final = 0.005
-"""How long a scanner thinks."""
 CONNECTIONS: Final = 32
 TARGETS: Final = {32: (Target(FLOOR, 0.8), Target(STATEMENTS, 4.0))}
 """What part of a floor's commits per second, and how many times a rival's, the library should reach."""
@@ -70,9 +70,14 @@ def cells(url: str, tasks: tuple[int, ...] = TASKS, hot_tasks: tuple[int, ...] =
     for count in hot_tasks:
         found += _hot_cells(url, count)
     group = f"PostgreSQL, {WRITERS} writers"
-    found.append(Cell(group, ALONE, _beside_scanners(url, 0), floor=True))
     targets = (Target(ALONE, 0.8),)
-    found.append(Cell(group, f"beside {SCANNERS} scanners", _beside_scanners(url, SCANNERS), targets=targets))
+    found += [
+        Cell(group, ALONE, _beside_scanners(url, None), floor=True),
+        Cell(group, f"beside {SCANNERS} scanners", _beside_scanners(url, "here"), targets=targets),
+        Cell(
+            group, f"beside {SCANNERS} scanners of another process", _beside_scanners(url, "elsewhere"), targets=targets
+        ),
+    ]
     return found
 
 
@@ -209,34 +214,47 @@ def _port(url: str, tasks: int) -> Measure:
     return lambda seconds, directory: asyncio.run(work(seconds))
 
 
-def _beside_scanners(url: str, scanners: int) -> Measure:
+@contextlib.asynccontextmanager
+async def _scanning(
+    url: str, schema: str, stock: interlock.SharedResource[Any], place: str | None
+) -> AsyncIterator[None]:
+    """Scanners beside what is measured: ``place`` None: none, "here": tasks of this loop, "elsewhere": of another
+    process."""
+    if place == "elsewhere":
+        program = [sys.executable, "-m", "benchmarks.scanners", url, schema, str(SCANNERS)]
+        root = Path(__file__).parents[1]
+        process = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE, cwd=root)
+        assert process.stdout is not None
+        try:
+            await process.stdout.readline()
+            yield
+        finally:
+            process.kill()
+            await process.wait()
+        return
+    tasks = [asyncio.ensure_future(scan(stock, number)) for number in range(SCANNERS if place else 0)]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _beside_scanners(url: str, place: str | None) -> Measure:
     """Writers, each under a prefix of its own, while others scan one prefix of theirs again and again and write down
     what they have found: a commit that validates the range. Only the writers' commits are counted."""
-
-    async def scan(stock: interlock.SharedResource[Any], number: int) -> None:
-        async def report(session: interlock.AgentSession[Any]) -> None:
-            rows = [key async for key, _ in session.scan(("audited",))]
-            await session.write(("report", number), len(rows))
-
-        while True:
-            await stock.run(report)
-            await asyncio.sleep(PAUSE_SECONDS)
 
     async def work(seconds: float) -> Sample:
         async with _schema(url) as schema, interlock.open(url, agent=AGENT, schema=schema) as store:
             stock = store.resource(RESOURCE)
             await fill(stock, [("writer", key) for key in all_keys(WRITERS)])
-            await fill(stock, [("audited", key) for key in keys_of(0)[:20]])
+            await fill(stock, [(PREFIX, key) for key in keys_of(0)[:20]])
 
             def call(key: str, idempotency_key: str) -> Awaitable[object]:
                 return stock.run(rewrite, ("writer", key))
 
-            scanning = [asyncio.ensure_future(scan(stock, number)) for number in range(scanners)]
-            try:
+            async with _scanning(url, schema, stock, place):
                 return await drive(call, WRITERS, seconds)
-            finally:
-                for task in scanning:
-                    task.cancel()
-                await asyncio.gather(*scanning, return_exceptions=True)
 
     return lambda seconds, directory: asyncio.run(work(seconds))

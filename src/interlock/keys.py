@@ -19,6 +19,7 @@ numbers.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from interlock.errors import LimitExceededError, UsageError
@@ -92,6 +93,7 @@ def _number(number: int) -> bytes:
     return bytes((_NEGATIVE, 255 - size)) + (number + (1 << 8 * size) - 1).to_bytes(size, "big")
 
 
+@lru_cache(maxsize=4096)  # whoever scans mostly meets the same keys again
 def decode(raw: bytes) -> UserKey:
     """The key whose bytes these are. Raises `ValueError` for bytes that `encode` never makes."""
     try:

@@ -30,6 +30,7 @@ from interlock.model import (
     Put,
     Reply,
     Settled,
+    Span,
     Token,
 )
 from interlock.testing.conformance.world import Subject, key, new_transaction, put, thawed
@@ -174,6 +175,74 @@ def test_a_snapshot_below_the_horizon_is_refused_alone(postgresql_url: str, sche
         ]
         answers = await at_once(store, requests)
         assert [type(answer) for answer in answers] == [SnapshotTooOldError, Reply]
+
+    at_store(postgresql_url, schema, body)
+
+
+LOG = Span(key("log", 0), key("log", 100))
+OTHER = Span(key("other", 0), key("other", 100))
+
+
+def test_commits_that_validate_ranges_go_together(postgresql_url: str, schema: str) -> None:
+    async def body(store: Subject) -> None:
+        old = await store.backend.snapshot()
+        await store.commit({key("log", 1): put(1)}, agent="rival")
+        start = await store.backend.snapshot()
+        requests = [await store.request({key("report", n): put(n)}, spans=(OTHER, LOG)) for n in range(4)]
+        late = await store.request({key("report", 4): put(4)}, spans=(OTHER, LOG), snapshot=old)
+        counted = await store.request({HOT: add(1)}, spans=(LOG,))
+        answers = await at_once(store, [*requests[:2], late, *requests[2:], counted])
+        refused = answers.pop(2)
+        assert isinstance(refused, CommitRefused)
+        (clash,) = refused.clashes
+        assert (clash.key, clash.kind, clash.span) == (key("log", 1), "range", LOG)
+        assert clash.author is not None
+        assert clash.author.agent == "rival"
+        assert len({transaction_of(answer) for answer in answers}) == 1
+        changes = await store.feed(start)
+        assert [change.transaction for change in changes] == [*[r.transaction for r in requests], counted.transaction]
+        assert [change.spans for change in changes] == [(OTHER, LOG)] * 4 + [(LOG,)]
+        assert await store.value(HOT) == 1
+
+    at_store(postgresql_url, schema, body)
+
+
+@pytest.mark.parametrize("writer_first", [False, True])
+def test_nobody_goes_together_with_who_writes_into_his_range(
+    postgresql_url: str, schema: str, writer_first: bool
+) -> None:
+    async def body(store: Subject) -> None:
+        scanner = await store.request({key("report"): put(0)}, spans=(LOG,))
+        writers = [
+            await store.request({key("log", 7): put(0)}, spans=(OTHER,)),
+            await store.request({key("log", 8): add(1)}, spans=(OTHER,)),
+        ]
+        answers = await at_once(store, [*writers, scanner] if writer_first else [scanner, *writers])
+        found = [type(answer) for answer in answers]
+        assert found == ([Reply, Reply, CommitRefused] if writer_first else [Reply, Reply, Reply])
+        if not writer_first:
+            first, *others = map(transaction_of, answers)
+            assert first < min(others)
+
+    at_store(postgresql_url, schema, body)
+
+
+def test_a_snapshot_that_hides_a_commit_in_a_range_is_refused(postgresql_url: str, schema: str) -> None:
+    """The commit lies below the end of the snapshot: only what the snapshot hides tells."""
+
+    async def body(store: Subject) -> None:
+        await store.commit({key("log", 1): put(1)})
+        hidden = await store.commit({key("log", 2): put(2)})
+        last = await store.commit({key("log", 3): put(3)})
+        seen = Snapshot(last.version[0] + 1, (tk.whole(hidden.version[0] // ROOM),))
+        token = Token(last.token.store, last.token.incarnation, seen.stop, seen.detail())
+        requests = [
+            await store.request({key("report", n): put(n)}, spans=(LOG,), snapshot=token if n == 1 else None)
+            for n in range(3)
+        ]
+        answers = await at_once(store, requests)
+        assert [type(answer) for answer in answers] == [Reply, CommitRefused, Reply]
+        assert [clash.key for clash in answers[1].clashes] == [key("log", 2)]  # type: ignore[union-attr]
 
     at_store(postgresql_url, schema, body)
 

@@ -121,3 +121,24 @@ def test_an_upgrade_that_fails_leaves_the_old_schema(
         newest = connection.execute(f"SELECT position FROM {schema}.entry").fetchone()  # type: ignore[arg-type]
     assert found == (1,)
     assert newest == (old[-1][0],)
+
+
+def test_a_store_of_version_2_gets_new_functions_and_keeps_the_rest(postgresql_url: str, schema: str) -> None:
+    store = Subject(PostgreSQLBackend(postgresql_url, schema=schema).blocking())
+    token = step(store.commit({KEY: Put(codec.freeze(1))})).token
+    step(store.backend.close())
+    with psycopg.connect(postgresql_url, autocommit=True) as connection:
+        functions = f"SELECT p.oid::regprocedure FROM pg_proc p WHERE p.pronamespace = '{schema}'::regnamespace"
+        (commit_group,) = connection.execute(f"{functions} AND p.proname = 'commit_group'").fetchone()  # type: ignore[arg-type, misc]
+        connection.execute(f"DROP FUNCTION {commit_group}")
+        connection.execute(
+            f"CREATE FUNCTION {schema}.commit_group(p_locks bigint[]) RETURNS integer LANGUAGE sql AS 'SELECT 1';"
+            f" UPDATE {schema}.meta SET version = 2"  # type: ignore[arg-type]
+        )
+        store = Subject(PostgreSQLBackend(postgresql_url, schema=schema).blocking())
+        assert step(store.value(KEY, token)) == 1
+        assert step(store.commit({KEY: Put(codec.freeze(2))})).token.incarnation == token.incarnation
+        found = connection.execute(f"{functions} AND p.proname = 'commit_group'").fetchall()  # type: ignore[arg-type]
+        assert found == [(commit_group,)]
+        assert connection.execute(f"SELECT count(*) FROM {schema}.entries").fetchone() == (1,)  # type: ignore[arg-type]
+    step(store.backend.close())

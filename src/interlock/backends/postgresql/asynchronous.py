@@ -11,162 +11,20 @@ sent again by itself. If the connection breaks, nobody can tell of any of them.
 from __future__ import annotations
 
 import asyncio
-import copy
 import functools
-from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from interlock.backends.postgresql import failures, groups, reads
 from interlock.backends.postgresql.connections import ERRORS, Connection, LoopPool, translated
 from interlock.backends.postgresql.elsewhere import ThreadedDriver
-from interlock.backends.postgresql.gathering import Gatherer
-from interlock.backends.postgresql.groups import Group, Job
+from interlock.backends.postgresql.groups import Job
 from interlock.backends.postgresql.home import REPEATS, TURNS, Home, Options, Row
+from interlock.backends.postgresql.loops import KEYS_TOGETHER, Asked, Loop, together
 from interlock.backends.postgresql.reads import Look, Shown
 from interlock.backends.postgresql.statements import statements
 from interlock.errors import InterlockError, UsageError
 from interlock.model import Key, Reply, Token
-
-_KEYS_TOGETHER: Final = 256
-
-
-class Asked:
-    """A read that waits for others. ``is_kept``: it is one as of a snapshot."""
-
-    __slots__ = ("future", "is_kept", "keys")
-
-    def __init__(self, keys: Sequence[Key], future: asyncio.Future[Look | Exception], is_kept: bool) -> None:
-        self.keys = keys
-        self.future = future
-        self.is_kept = is_kept
-
-
-class Loop:
-    """What the driver has of one event loop."""
-
-    def __init__(self, driver: AsyncDriver, options: Options, texts: dict[str, str]) -> None:
-        self._driver = driver
-        self.pool = LoopPool(options, texts)
-        self.commits: Gatherer[Job] = Gatherer(self._next_group, self._send_group, options.connections)
-        self.reads: Gatherer[Asked] = Gatherer(_next_reads, self._send_reads, options.connections)
-        self._written: set[Key] = set()
-
-    async def _send_reads(self, asked: list[Asked]) -> None:
-        found: Look | Exception
-        try:
-            kept = any(each.is_kept for each in asked)
-            found = await reads.look(self._driver, [key for each in asked for key in each.keys], kept=kept)
-        except asyncio.CancelledError:  # the loop ends
-            for each in asked:
-                each.future.cancel()
-            raise
-        except Exception as error:
-            found = error
-        place = 0
-        for each in asked:
-            stop = place + len(each.keys)
-            mine = copy.copy(found) if isinstance(found, Exception) else found._replace(rows=found.rows[place:stop])
-            if not each.future.done():
-                each.future.set_result(mine)
-            place = stop
-
-    def _next_group(self, queue: deque[Job]) -> list[Job]:
-        """Those that may go together, in the order in which they came; the others stay.
-
-        Who touches what is being written by a call under way stays, too: it would wait there for that call's locks, and
-        all who go with it. It is in front when that call has ended, so it does not stay for ever."""
-        group = Group()
-        left: list[Job] = []
-        busy = self._written
-        while queue and not group.is_full():
-            job = queue.popleft()
-            if (busy and job.touches(busy)) or not group.takes(job):
-                left.append(job)
-            else:
-                job.taken = True
-        queue.extendleft(reversed(left))
-        busy.update(*[job.request.writes for job in group.jobs])
-        return group.jobs
-
-    async def _send_group(self, jobs: list[Job]) -> None:
-        try:
-            await self._send_commits(jobs)
-        finally:
-            self._written.difference_update(*[job.request.writes for job in jobs])
-
-    async def _send_commits(self, jobs: list[Job]) -> None:
-        try:
-            answers = await self._answers(jobs)
-        except asyncio.CancelledError:  # the loop ends
-            for job in jobs:
-                _answer(job, failures.failure(None, "the event loop has ended", commits=True))
-            raise
-        if answers is not None:
-            for job, answer in zip(jobs, answers, strict=True):
-                _answer(job, answer)
-            return
-        for job in jobs:
-            await self._send_commits([job])
-
-    async def _answers(self, jobs: list[Job]) -> Sequence[Reply | Exception] | None:
-        """What to tell the callers; None: nothing was written, and each has to be sent by itself."""
-        alone = len(jobs) == 1
-        turns = TURNS
-        while True:
-            try:
-                connection = await self.pool.acquire()
-            except Exception as error:
-                return [copy.copy(error) for _ in jobs]
-            sent = False
-            try:
-                for job in jobs:
-                    connection.home.admit(job.request.snapshot)
-                name, wanted = groups.call(jobs)
-                await connection.prepare(name)
-                sent = True
-                rows = await connection.fetch(name, wanted)
-                return groups.outcomes(jobs, rows[0], connection.home)
-            except ERRORS as error:
-                lost, repeat = self.pool.judge(connection, error)
-                if repeat and turns > 0:
-                    turns -= 1
-                elif alone or lost:
-                    shown = translated(error, commits=sent)
-                    return [copy.copy(shown) for _ in jobs]
-                else:
-                    return None
-            except Exception as error:  # mostly a token that the connection does not admit
-                return [error] if alone else None
-            except asyncio.CancelledError:
-                connection.raw.terminate()
-                raise
-            finally:
-                self.pool.release(connection)
-
-
-def _answer(job: Job, answer: Reply | Exception) -> None:
-    job.answer = answer
-    if not job.future.done():
-        job.future.set_result(answer)
-
-
-def _next_reads(queue: deque[Asked]) -> list[Asked]:
-    taken = [queue.popleft()]
-    count = len(taken[0].keys)
-    while queue and count < _KEYS_TOGETHER:
-        taken.append(queue.popleft())
-        count += len(taken[-1].keys)
-    return taken
-
-
-async def _together(gatherer: Gatherer[Asked], asked: Asked) -> Look:
-    """Wait until a read was made together with others."""
-    gatherer.add(asked)
-    found = await asked.future
-    if isinstance(found, Exception):
-        raise found
-    return found
 
 
 class AsyncDriver:
@@ -218,10 +76,10 @@ class AsyncDriver:
         except RuntimeError:
             return await reads.look(self._other_loop(), keys)
         gatherer = (await self._loop(loop)).reads
-        if gatherer.is_idle or len(keys) > _KEYS_TOGETHER:
+        if gatherer.is_idle or len(keys) > KEYS_TOGETHER:
             with gatherer.alone():
                 return await reads.look(self, keys)
-        return await _together(gatherer, Asked(keys, loop.create_future(), False))
+        return await together(gatherer, Asked(keys, loop.create_future(), False))
 
     async def read_at(self, keys: Sequence[Key], at: Token) -> Shown:
         """See `interlock.backends.postgresql.reads.read_at`."""
@@ -230,8 +88,8 @@ class AsyncDriver:
         except RuntimeError:
             return await reads.read_at(self._other_loop(), keys, at)
         gatherer = (await self._loop(loop)).reads
-        if not (gatherer.is_idle or len(keys) > _KEYS_TOGETHER):
-            shown = reads.as_of(await _together(gatherer, Asked(keys, loop.create_future(), True)), at)
+        if not (gatherer.is_idle or len(keys) > KEYS_TOGETHER):
+            shown = reads.as_of(await together(gatherer, Asked(keys, loop.create_future(), True)), at)
             if shown is not None:
                 return shown
         with gatherer.alone():
@@ -243,7 +101,7 @@ class AsyncDriver:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return await groups.commit_alone(self._other_loop(), job)
-        commits = (await self._loop(loop)).commits
+        commits = (await self._loop(loop)).commits(job)
         job.future = loop.create_future()
         commits.add(job)
         try:

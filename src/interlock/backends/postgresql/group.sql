@@ -3,7 +3,8 @@
 -- They touch different keys, except that any number may merge the same key. Each is judged by itself and takes a place of
 -- its own. Commit i has the id p_id[i] and the rows r_end[i] + 1 to r_end[i + 1] of r_* (what it expects; r_place: which
 -- read of the feed record, 0 for none), w_end[i] + 1 to w_put[i] of w_* (puts), w_put[i] + 1 to w_end[i + 1] (deletes), and
--- likewise of h_* (what its snapshot hides) and o_* (the operations of its one merge, of the key k_key[m_slot[i]]).
+-- likewise of h_* (what its snapshot hides), o_* (the operations of its one merge, of the key k_key[m_slot[i]]) and s_*
+-- (the ranges that it validates, into which no other one writes).
 -- status as in ``commit``. x_*: what clashes, x_commit: for which commit.
 CREATE FUNCTION @schema@.commit_group(
   p_locks bigint[], p_id bytea[], p_nonce bigint[], p_agent text[], p_record bytea[],
@@ -12,6 +13,7 @@ CREATE FUNCTION @schema@.commit_group(
   w_put integer[], w_end integer[], w_commit integer[],
   w_key bytea[], w_value bytea[], w_ttl double precision[], w_listed boolean[],
   k_key bytea[], m_slot integer[], o_end integer[], o_kind integer[], o_operand bytea[], o_floor bytea[], o_ceiling bytea[],
+  s_end integer[], s_start bytea[], s_stop bytea[],
   OUT status integer[], OUT own bigint, OUT at double precision, OUT snapshot text, OUT top bigint,
   OUT b_changed boolean[], OUT b_value bytea[], OUT x_commit integer[],
   OUT x_i integer[], OUT x_key bytea[], OUT x_position bigint[], OUT x_nonce bigint[], OUT x_value bytea[],
@@ -99,6 +101,11 @@ BEGIN
     ELSIF m.failed IS NOT NULL AND EXISTS (
         SELECT 1 FROM unnest(m.failed) f WHERE f > r_end[i] AND f <= r_end[i + 1]) THEN
       status[i] := 1;
+    ELSIF s_end[i + 1] > s_end[i] AND (
+        SELECT x_i IS NOT NULL FROM @schema@.judge(
+          snapshot_max[i], coalesce(h_open[h_end[i] + 1 : h_end[i + 1]], '{}'), NULL, NULL, NULL, NULL,
+          s_start[s_end[i] + 1 : s_end[i + 1]], s_stop[s_end[i] + 1 : s_end[i + 1]])) THEN
+      status[i] := 1;
     ELSIF m_slot[i] IS NOT NULL THEN
       slot := m_slot[i];
       before := k_value[slot];
@@ -141,9 +148,9 @@ BEGIN
         status[i] := l;
       ELSIF status[i] = 1 THEN
         SELECT * INTO j FROM @schema@.judge(
-          snapshot_max[i], '{}', r_key[r_end[i] + 1 : r_end[i + 1]],
-          r_position[r_end[i] + 1 : r_end[i + 1]], r_nonce[r_end[i] + 1 : r_end[i + 1]],
-          NULL, NULL, NULL);
+          snapshot_max[i], coalesce(h_open[h_end[i] + 1 : h_end[i + 1]], '{}'), r_key[r_end[i] + 1 : r_end[i + 1]],
+          r_position[r_end[i] + 1 : r_end[i + 1]], r_nonce[r_end[i] + 1 : r_end[i + 1]], NULL,
+          s_start[s_end[i] + 1 : s_end[i + 1]], s_stop[s_end[i] + 1 : s_end[i + 1]]);
         x_commit := x_commit || array_fill(i, ARRAY[coalesce(cardinality(j.x_i), 0)]);
         x_i := x_i || j.x_i; x_key := x_key || j.x_key; x_position := x_position || j.x_position;
         x_nonce := x_nonce || j.x_nonce; x_value := x_value || j.x_value; x_expires_at := x_expires_at || j.x_expires_at;

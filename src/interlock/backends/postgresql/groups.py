@@ -10,8 +10,10 @@ applied in the order of their places, each to what the one before it left; every
 version, so that a cursor in the middle of a group is a snapshot like any other.
 
 The group takes the locks that its commits would take, each once in its strongest mode, in the order that is the same
-for everybody (`locks`): the argument of the package's docstring holds for the group as for one commit. Commits with
-spans or clears, quiet ones and those that may be lost go alone: they would make the others wait or share their fate.
+for everybody (`locks`): the argument of the package's docstring holds for the group as for one commit. None of them
+writes into a range that another one validates, so a range, too, holds or fails whatever the others do. Those that
+validate the same range need the same lock: in one transaction they do not wait for each other. Commits with clears,
+quiet ones and those that may be lost go alone: they would make the others wait or share their fate.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from interlock.model import (
     Operation,
     Put,
     Reply,
+    Span,
     Write,
 )
 
@@ -45,6 +48,8 @@ COMMITS: Final = 64
 """The most commits of a group; places in a transaction are `tokens.ROOM`."""
 KEYS: Final = 256
 """A group that has so many keys takes no more commits: locks lie in a table that all connections share."""
+SPANS: Final = 16
+"""A commit that validates more ranges goes alone, and a group that does takes no more commits."""
 BYTES: Final = 1 << 20
 """Nor one that has so many bytes of values."""
 
@@ -93,9 +98,11 @@ class Job:
 
 def job(request: CommitRequest, *, locking: bool) -> Job | None:
     """A job for a request, or None if it has to go alone (see the module's docstring)."""
-    if not request.durable or request.quiet or request.spans or request.clears or request.alive or request.fetch:
+    if not request.durable or request.quiet or request.clears or request.alive or request.fetch:
         return None
-    if "\0" in request.agent or not request.writes or len(request.reads) + len(request.writes) > KEYS:
+    if "\0" in request.agent or not request.writes:
+        return None
+    if len(request.reads) + len(request.writes) > KEYS or len(request.spans) > SPANS:
         return None
     puts: list[tuple[Key, Put]] = []
     deletes: list[Key] = []
@@ -124,11 +131,13 @@ class Group:
         self._read: set[Key] = set()
         self._written: set[Key] = set()
         self._merged: set[Key] = set()
+        self._spans: list[Span] = []
         self._bytes = 0
 
     def is_full(self) -> bool:
         """Whether nothing more should be taken."""
-        return len(self.jobs) >= COMMITS or len(self._read) + len(self._written) >= KEYS or self._bytes >= BYTES
+        keys = len(self._read) + len(self._written)
+        return len(self.jobs) >= COMMITS or keys >= KEYS or len(self._spans) >= SPANS or self._bytes >= BYTES
 
     def takes(self, job: Job) -> bool:
         """Take a job unless it touches what another one writes, or writes what another one touches."""
@@ -141,6 +150,12 @@ class Group:
         for key in writes:
             if key in written or key in read or (key is not merged and key in self._merged):
                 return False
+        spans = job.request.spans
+        if self._spans and any(_lies_in(key, self._spans) for key in writes):
+            return False
+        if spans and any(_lies_in(key, spans) for keys in (written, self._merged) for key in keys):
+            return False
+        self._spans += spans
         self.jobs.append(job)
         read.update([key for key, _ in job.expected])
         written.update([key for key in writes if key is not merged])
@@ -148,6 +163,10 @@ class Group:
             self._merged.add(merged)
         self._bytes += sum([len(put.value) for _, put in job.puts])
         return True
+
+
+def _lies_in(key: Key, spans: Sequence[Span]) -> bool:
+    return any(span.start <= key < span.stop for span in spans)
 
 
 def _locks(jobs: Sequence[Job]) -> list[int] | None:
@@ -160,7 +179,7 @@ def _locks(jobs: Sequence[Job]) -> list[int] | None:
     wanted: dict[int, int] = {}
     for job in jobs:
         request = job.request
-        if len(request.writes) + len(job.expected) <= locks.FEW_KEYS:
+        if not request.spans and len(request.writes) + len(job.expected) <= locks.FEW_KEYS:
             written += request.writes
             read += [key for key, _ in job.expected]
             continue
@@ -246,6 +265,14 @@ def _merging(jobs: Sequence[Job]) -> tuple[Any, ...]:
     )
 
 
+def _validated(jobs: Sequence[Job]) -> tuple[Any, ...]:
+    spans = [span for job in jobs for span in job.request.spans]
+    if not spans:
+        return None, None, None
+    ends = _ends([len(job.request.spans) for job in jobs])
+    return ends, [span.start for span in spans], [span.stop for span in spans]
+
+
 def arguments(jobs: Sequence[Job]) -> tuple[Any, ...]:
     """The arguments of the server's function ``commit_group``."""
     ids = [job.request.transaction for job in jobs]
@@ -262,6 +289,7 @@ def arguments(jobs: Sequence[Job]) -> tuple[Any, ...]:
         *_expected(jobs),
         *_written(jobs),
         *_merging(jobs),
+        *_validated(jobs),
     )
 
 

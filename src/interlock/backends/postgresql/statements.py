@@ -95,7 +95,8 @@ _TEXTS: Final[dict[str, str]] = {
     "commit_group": """SELECT * FROM {s}.commit_group($1::bigint[], $2::bytea[], $3::bigint[], $4::text[], $5::bytea[],
       $6::bigint[], $7::bigint, $8::int[], $9::bigint[], $10::int[], $11::int[], $12::bytea[], $13::bigint[],
       $14::bigint[], $15::int[], $16::int[], $17::int[], $18::bytea[], $19::bytea[], $20::float8[], $21::bool[],
-      $22::bytea[], $23::int[], $24::int[], $25::int[], $26::bytea[], $27::bytea[], $28::bytea[])""",
+      $22::bytea[], $23::int[], $24::int[], $25::int[], $26::bytea[], $27::bytea[], $28::bytea[],
+      $29::int[], $30::bytea[], $31::bytea[])""",
     "validate": f"""SELECT m.horizon_max, m.horizon_open, h.seen, h.newest, h.clock, n.id,
         j.x_i, j.x_key, j.x_position, j.x_nonce, j.x_value, j.x_expires_at, j.x_id, j.x_agent, j.x_at,
         f.f_position, f.f_nonce, f.f_value, f.f_expires_at

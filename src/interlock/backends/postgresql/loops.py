@@ -1,0 +1,179 @@
+"""What the asyncio leaf has of one event loop: connections, and who waits to go together.
+
+Reads go together with reads and commits with commits. Commits that validate ranges have a queue of their own (`wide`):
+their locks exclude every writer of a range, so they may wait long, and nobody else shall wait with them. Among
+themselves they gain most, for those that validate the same range would each wait for the one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from interlock.backends.postgresql import failures, groups, reads
+from interlock.backends.postgresql.connections import ERRORS, LoopPool, translated
+from interlock.backends.postgresql.gathering import Gatherer
+from interlock.backends.postgresql.groups import Group, Job
+from interlock.backends.postgresql.home import TURNS, Options
+from interlock.backends.postgresql.reads import Look
+from interlock.model import Key, Reply
+
+if TYPE_CHECKING:
+    from interlock.backends.postgresql.home import Driver
+
+KEYS_TOGETHER: Final = 256
+"""The most keys that are read together."""
+
+
+class Asked:
+    """A read that waits for others. ``is_kept``: it is one as of a snapshot."""
+
+    __slots__ = ("future", "is_kept", "keys")
+
+    def __init__(self, keys: Sequence[Key], future: asyncio.Future[Look | Exception], is_kept: bool) -> None:
+        self.keys = keys
+        self.future = future
+        self.is_kept = is_kept
+
+
+class Commits:
+    """Commits that may go together, over the connections of one loop."""
+
+    def __init__(self, pool: LoopPool, most: int) -> None:
+        self._pool = pool
+        self.gatherer: Gatherer[Job] = Gatherer(self._next, self._send, most)
+        self._written: set[Key] = set()
+
+    def _next(self, queue: deque[Job]) -> list[Job]:
+        """Those that may go together, in the order in which they came; the others stay.
+
+        Who touches what is being written by a call under way stays, too: it would wait there for that call's locks, and
+        all who go with it. It is in front when that call has ended, so it does not stay for ever."""
+        group = Group()
+        left: list[Job] = []
+        busy = self._written
+        while queue and not group.is_full():
+            job = queue.popleft()
+            if (busy and job.touches(busy)) or not group.takes(job):
+                left.append(job)
+            else:
+                job.taken = True
+        queue.extendleft(reversed(left))
+        busy.update(*[job.request.writes for job in group.jobs])
+        return group.jobs
+
+    async def _send(self, jobs: list[Job]) -> None:
+        try:
+            await self._send_commits(jobs)
+        finally:
+            self._written.difference_update(*[job.request.writes for job in jobs])
+
+    async def _send_commits(self, jobs: list[Job]) -> None:
+        try:
+            answers = await self._answers(jobs)
+        except asyncio.CancelledError:  # the loop ends
+            for job in jobs:
+                _answer(job, failures.failure(None, "the event loop has ended", commits=True))
+            raise
+        if answers is not None:
+            for job, answer in zip(jobs, answers, strict=True):
+                _answer(job, answer)
+            return
+        for job in jobs:
+            await self._send_commits([job])
+
+    async def _answers(self, jobs: list[Job]) -> Sequence[Reply | Exception] | None:
+        """What to tell the callers; None: nothing was written, and each has to be sent by itself."""
+        alone = len(jobs) == 1
+        turns = TURNS
+        while True:
+            try:
+                connection = await self._pool.acquire()
+            except Exception as error:
+                return [copy.copy(error) for _ in jobs]
+            sent = False
+            try:
+                for job in jobs:
+                    connection.home.admit(job.request.snapshot)
+                name, wanted = groups.call(jobs)
+                await connection.prepare(name)
+                sent = True
+                rows = await connection.fetch(name, wanted)
+                return groups.outcomes(jobs, rows[0], connection.home)
+            except ERRORS as error:
+                lost, repeat = self._pool.judge(connection, error)
+                if repeat and turns > 0:
+                    turns -= 1
+                elif alone or lost:
+                    shown = translated(error, commits=sent)
+                    return [copy.copy(shown) for _ in jobs]
+                else:
+                    return None
+            except Exception as error:  # mostly a token that the connection does not admit
+                return [error] if alone else None
+            except asyncio.CancelledError:
+                connection.raw.terminate()
+                raise
+            finally:
+                self._pool.release(connection)
+
+
+class Loop:
+    """What the driver has of one event loop."""
+
+    def __init__(self, driver: Driver, options: Options, texts: dict[str, str]) -> None:
+        self._driver = driver
+        self.pool = LoopPool(options, texts)
+        self._commits = Commits(self.pool, options.connections)
+        self._wide = Commits(self.pool, options.connections)
+        self.reads: Gatherer[Asked] = Gatherer(_next_reads, self._send_reads, options.connections)
+
+    def commits(self, job: Job) -> Gatherer[Job]:
+        """The queue for a commit."""
+        return (self._wide if job.request.spans else self._commits).gatherer
+
+    async def _send_reads(self, asked: list[Asked]) -> None:
+        found: Look | Exception
+        try:
+            kept = any(each.is_kept for each in asked)
+            found = await reads.look(self._driver, [key for each in asked for key in each.keys], kept=kept)
+        except asyncio.CancelledError:  # the loop ends
+            for each in asked:
+                each.future.cancel()
+            raise
+        except Exception as error:
+            found = error
+        place = 0
+        for each in asked:
+            stop = place + len(each.keys)
+            mine = copy.copy(found) if isinstance(found, Exception) else found._replace(rows=found.rows[place:stop])
+            if not each.future.done():
+                each.future.set_result(mine)
+            place = stop
+
+
+def _answer(job: Job, answer: Reply | Exception) -> None:
+    job.answer = answer
+    if not job.future.done():
+        job.future.set_result(answer)
+
+
+def _next_reads(queue: deque[Asked]) -> list[Asked]:
+    taken = [queue.popleft()]
+    count = len(taken[0].keys)
+    while queue and count < KEYS_TOGETHER:
+        taken.append(queue.popleft())
+        count += len(taken[-1].keys)
+    return taken
+
+
+async def together(gatherer: Gatherer[Asked], asked: Asked) -> Look:
+    """Wait until a read was made together with others."""
+    gatherer.add(asked)
+    found = await asked.future
+    if isinstance(found, Exception):
+        raise found
+    return found
