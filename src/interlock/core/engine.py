@@ -85,6 +85,8 @@ class Engine:
         """How a session stages an effect; set by the layer that keeps them."""
         self.closing: list[Callable[[], None]] = []
         """What layers do before the backend is closed."""
+        self.shared: dict[type, object] = {}
+        """What layers keep for the whole of a store object, by its class."""
         self._spaces: dict[str, Space] = {}
         self._resources: dict[tuple[str, Any], Resource] = {}
         self.commits = 0

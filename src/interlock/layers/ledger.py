@@ -16,6 +16,7 @@ gives a layer:
 - A quiet commit leaves no record of its outcome. It is sent again as it is, and what it expects of the keys that it
   writes settles it: if the first one has happened, the second is refused and finds the first one's version in place;
   if not, the second puts a version there that the first, coming late, no longer expects.
+- `Ledger.gathered` is a quiet commit that may share one commit of the store with others.
 - So a layer never sees a write whose fate is open, except when the engine cannot be reached for `SETTLE_SECONDS`
   (`CommitUnknownError`).
 """
@@ -41,6 +42,7 @@ from interlock.errors import (
     UsageError,
     ValueRefusedError,
 )
+from interlock.layers.gathering import Portion, gathering_of
 from interlock.model import (
     NONCE_MASK,
     CommitRefused,
@@ -228,6 +230,7 @@ class Ledger:
         fetch: Sequence[Key] = (),
         snapshot: Token | None = None,
         operation: str | None = None,
+        earlier: Sequence[CommitRequest] = (),
     ) -> Done:
         """Write records, if everything is as expected; a transaction of its own.
 
@@ -237,12 +240,13 @@ class Ledger:
             durable, quiet, fetch: as in `interlock.model.CommitRequest`. A quiet commit expects something of each key
                 that it writes, see above.
             snapshot: what the expectations were read from; taken now if not given, which is one more call.
+            earlier: quiet requests in which these writes were sent before, and whose replies were lost.
 
         Raises: `CommitRefused`, `SnapshotTooOldError`, `BackendUnavailableError` (nothing was written);
             `CommitUnknownError` if a lost reply could not be settled in time."""
         backend = self.backend
         token = await backend.snapshot() if snapshot is None else snapshot
-        lost: list[CommitRequest] = []
+        lost = list(earlier)
         until = self.runtime.monotonic() + SETTLE_SECONDS
         while True:
             transaction = self.engine.new_id()
@@ -257,18 +261,42 @@ class Ledger:
                 if quiet:
                     await self._pause(len(lost), until, unknown)
                 elif await self._happened(transaction, until, unknown):
-                    return (await self._late_reply([request]))[0]
+                    return (await self._late_reply(request, [request]))[0]
             except DuplicateTransaction as duplicate:
                 if duplicate.committed:  # on its way the request came twice
-                    return (await self._late_reply([request]))[0]
+                    return (await self._late_reply(request, [request]))[0]
             except CommitRefused:
                 if quiet and lost:
-                    done, in_place = await self._late_reply(lost)
+                    done, in_place = await self._late_reply(request, lost)
                     if in_place:
                         return done
                 raise
             else:
                 return Done(transaction, reply.version, reply.token, reply.fetched)
+
+    async def gathered(
+        self,
+        writes: Mapping[Key, Write],
+        expectations: Mapping[Key, Expectation],
+        *,
+        agent: str,
+        durable: bool = True,
+        snapshot: Token | None = None,
+    ) -> Done:
+        """A quiet `commit`, made together with those that are wanted meanwhile (`interlock.layers.gathering`).
+
+        Raises as `commit` does, but for `SnapshotTooOldError`: what is expected is exact, so any snapshot does."""
+        if self.backend is not self.engine.backend:
+            return await self.commit(writes, expectations, agent=agent, durable=durable, quiet=True, snapshot=snapshot)
+        part = Portion(writes, expectations, agent, durable, snapshot)
+        await gathering_of(self.engine).send(part)
+        reply = part.reply
+        if reply is not None:
+            return Done(part.transaction, reply.version, reply.token)
+        if part.error is not None:
+            raise part.error
+        assert part.lost is not None
+        return await self.commit(writes, expectations, agent=agent, durable=durable, quiet=True, earlier=(part.lost,))
 
     async def _happened(self, transaction: TransactionId, until: float, unknown: CommitUnknownError) -> bool:
         """Whether a commit has happened; if not, it cannot any more."""
@@ -297,10 +325,10 @@ class Ledger:
         if seconds > 0:
             await runtime.sleep(seconds)
 
-    async def _late_reply(self, sent: Sequence[CommitRequest]) -> tuple[Done, bool]:
+    async def _late_reply(self, last: CommitRequest, sent: Sequence[CommitRequest]) -> tuple[Done, bool]:
         """The reply to a commit whose own was lost, as far as it can still be told, and whether all that it wrote is in
-        place. A version is known again by the nonce, which is the transaction's own."""
-        last = sent[-1]
+        place. A version is known again by the nonce, which is the transaction's own: of ``last`` or of one of those in
+        which the same was ``sent`` before."""
         reading = await self.backend.read([*last.writes, *last.fetch])
         nonces = {request.transaction & NONCE_MASK for request in sent}
         own: list[Version] = []

@@ -38,7 +38,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from interlock import stepping
 from interlock.core.engine import Engine
-from interlock.errors import SnapshotTooOldError, UsageError
+from interlock.errors import UsageError
 from interlock.layers.ledger import Kind, Ledger, Record
 from interlock.model import ABSENT, CommitRefused, Delete, Expectation, Key, Put, Token, Version, Write
 from interlock.saga.errors import SagaClosedError
@@ -297,16 +297,7 @@ class Journal:
 
     async def _commit(self, writes: Mapping[Key, Write], expected: dict[Key, Expectation], durable: bool) -> Any:
         expected = {**expected, **self.fence.expectations()}
-        operation = f"saga {self.name}"
-        try:
-            return await self.ledger.commit(
-                writes, expected, agent=self.agent, quiet=True, snapshot=self._token, operation=operation,
-                durable=durable,
-            )  # fmt: skip
-        except SnapshotTooOldError:  # thought longer than history is kept
-            return await self.ledger.commit(
-                writes, expected, agent=self.agent, quiet=True, operation=operation, durable=durable
-            )
+        return await self.ledger.gathered(writes, expected, agent=self.agent, durable=durable, snapshot=self._token)
 
     # -- as a part of somebody else's commit ---------------------------------------------------------------------------
     def carried(self, place: Place, changes: Mapping[str, Any]) -> tuple[dict[Key, Write], dict[Key, Expectation]]:

@@ -140,9 +140,7 @@ class Journal:
     ) -> Done | None:
         """One quiet commit of records; None if something is not as expected."""
         try:
-            return await self.ledger.commit(
-                writes, expectations, agent=self.agent, durable=durable, quiet=True, snapshot=token
-            )
+            return await self.ledger.gathered(writes, expectations, agent=self.agent, durable=durable, snapshot=token)
         except (CommitRefused, SnapshotTooOldError):
             return None
 

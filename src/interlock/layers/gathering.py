@@ -1,0 +1,343 @@
+"""Commits of layers that happen to be wanted at the same time, made as one.
+
+A layer's records are written by many small quiet commits: claims and ends of effects, steps of sagas. Each costs a
+request, a turn of the engine and a sync of the disk. While one is on its way, those that are wanted meanwhile gather
+here, and the next commit carries them all: one request, one turn, one sync. A caller who is alone is sent at once and
+pays nothing; there is no timer and no thread.
+
+Whoever finds nobody sending sends; the others wait to be told what became of theirs, and the first of those who came
+too late for a commit sends the next. If the last commits carried several, the sender first lets whoever was just woken
+come again (one pass of the event loop; in threads, at most about the time of a commit), or every second commit would
+carry one.
+
+**Why nobody notices.** A gathered commit expects everything that its parts expect, and no two parts touch the same key,
+so it is good exactly if every part is good against the same state; the parts are then applied at one point, which is
+also one order of theirs.
+
+- Refused: the refusal names everything that does not hold. The parts that expect such a key are refused, as they would
+  have been alone; the others are sent again without them.
+- Nothing written (an error that says so): every part hears it.
+- Its reply was lost, or its sender was interrupted: each part is settled by its own caller as `Ledger.commit` settles a
+  lost reply of a quiet commit: it is sent again alone, and what it expects of its keys tells whether it has happened.
+- A caller who is cancelled while its part waits takes it back, and nothing was written; one whose part is on its way
+  waits for the answer, `GRACE_SECONDS` at most, as for a commit of its own.
+- A part that may be lost in a crash of the engine is durable if it goes with one that is, which nobody minds.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from interlock.errors import CommitUnknownError, InterlockError, SnapshotTooOldError
+from interlock.model import (
+    CommitRefused,
+    CommitRequest,
+    DuplicateTransaction,
+    Expectation,
+    Key,
+    Put,
+    Reply,
+    Token,
+    TransactionId,
+    Write,
+)
+from interlock.ports import Waiter
+from interlock.runtime import wake_all
+
+if TYPE_CHECKING:
+    from interlock.core.engine import Engine
+
+GRACE_SECONDS: Final = 5.0
+"""How long an interrupted caller waits for the answer to a commit that is on its way."""
+PARTS: Final = 64
+"""The most that one commit carries."""
+PART_BYTES: Final = 1 << 18
+"""The bytes of values behind which a commit takes no further part."""
+MIXED: Final = "interlock"
+"""The agent of a commit whose parts are of several."""
+_DECAY: Final = 0.9
+_PASSES: Final = 2
+_SNAPSHOTS: Final = 3
+_LEAST_SECONDS: Final = 0.0001
+_MOST_SECONDS: Final = 0.001
+_ROUNDS: Final = 4
+
+
+class Portion:
+    """One caller's commit, and what became of it: ``reply``, or ``error``, or ``lost`` (the request with which it went
+    and of which nobody knows)."""
+
+    __slots__ = (
+        "agent", "durable", "error", "expectations", "leads", "lost", "reply", "size", "taken", "token", "transaction",
+        "waiter", "writes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        writes: Mapping[Key, Write],
+        expectations: Mapping[Key, Expectation],
+        agent: str,
+        durable: bool,
+        token: Token | None,
+    ) -> None:
+        self.writes = writes
+        self.expectations = expectations
+        self.agent = agent
+        self.durable = durable
+        self.token = token
+        self.size = sum([len(write.value) for write in writes.values() if type(write) is Put])
+        self.waiter: Waiter | None = None
+        self.leads = self.taken = False
+        self.reply: Reply | None = None
+        self.transaction: TransactionId = 0
+        self.error: Exception | None = None
+        self.lost: CommitRequest | None = None
+
+    @property
+    def outcome(self) -> str:
+        """What has become of it, for a note."""
+        if self.reply is not None:
+            return "it happened"
+        return "it may or may not happen" if self.error is None else f"nothing was written: {self.error!r}"
+
+    def relies_on(self, keys: Iterable[Key]) -> bool:
+        """Whether it expects something of one of these keys."""
+        return not self.expectations.keys().isdisjoint(keys)
+
+    def fits(self, writes: Mapping[Key, Write], expectations: Mapping[Key, Expectation]) -> bool:
+        """Whether it may go with parts that write and expect this: nobody writes what another one looks at."""
+        if not self.writes.keys().isdisjoint(writes) or not self.writes.keys().isdisjoint(expectations):
+            return False
+        for key, expected in self.expectations.items():
+            if key in writes or (key in expectations and expectations[key] != expected):
+                return False
+        return True
+
+
+class Gathering:
+    """The commits that gather in one store object. Its lists are guarded by a mutex, never held across an await."""
+
+    __slots__ = (
+        "_bell", "_busy", "_engine", "_expected", "_mutex", "_process", "_queue", "_seconds", "_token", "_wanted",
+    )  # fmt: skip
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """At the beginning, and in a forked child: what gathers in its parent is the parent's to send."""
+        self._process = os.getpid()
+        self._mutex = threading.RLock()  # a caller that is dropped may be ended inside of it, by the collector
+        self._queue: list[Portion] = []
+        self._busy = False
+        """Whether somebody sends, or was told to."""
+        self._expected = 1.0
+        """How many parts the last commits carried."""
+        self._seconds = 0.0
+        """How long the last commit took."""
+        self._token: Token | None = None
+        self._bell: Waiter | None = None
+        self._wanted = 0
+
+    async def send(self, part: Portion) -> None:
+        """Have a part committed, with others or alone. What became of it is in the part then.
+
+        Raises only what interrupts the caller, with a note where nothing was written."""
+        if self._process != os.getpid():
+            self._begin_anew()
+        with self._mutex:
+            leads = not self._busy
+            if leads:
+                self._busy = True
+            else:
+                part.waiter = self._engine.runtime.waiter()
+            self._queue.append(part)
+            bell = self._bell if self._wanted and len(self._queue) >= self._wanted else None
+        if bell is not None:
+            bell.wake()
+        if leads or await self._is_told_to_lead(part):
+            await self._lead(part)
+
+    async def _is_told_to_lead(self, part: Portion) -> bool:
+        """Wait for the part to be dealt with (False), or for one's turn to send (True)."""
+        waiter = part.waiter
+        assert waiter is not None
+        try:
+            await waiter.wait()
+        except BaseException as interrupt:
+            with self._mutex:
+                taken = part.taken
+                if not taken:
+                    self._queue.remove(part)
+                    following = self._pass_on() if part.leads else None
+            if not taken:
+                interrupt.add_note("interlock: the commit was taken back before it began; nothing was written")
+                if following is not None:
+                    following.wake()
+            elif not isinstance(interrupt, GeneratorExit):  # nothing may be awaited there
+                await waiter.wait(GRACE_SECONDS, shielded=True)
+                interrupt.add_note(f"interlock: the commit had begun and was not abandoned: {part.outcome}")
+            raise
+        return part.leads and not part.taken
+
+    def _pass_on(self) -> Waiter | None:
+        """Under the mutex: make the first who waits the next to send; whom to wake for that."""
+        if not self._queue:
+            self._busy = False
+            return None
+        following = self._queue[0]
+        following.leads = True
+        return following.waiter
+
+    async def _lead(self, part: Portion) -> None:
+        group: list[Portion] = []
+        try:
+            if self._expected > 1.0:
+                await self._gather()
+            with self._mutex:
+                group = self._take(part)
+            await self._commit(group)
+        except BaseException as interrupt:
+            if not group:
+                interrupt.add_note("interlock: the commit was taken back before it began; nothing was written")
+            raise
+        finally:
+            with self._mutex:
+                if not group:
+                    self._queue.remove(part)
+                following = self._pass_on()
+            waiters = [each.waiter for each in group if each is not part and each.waiter is not None]
+            if following is not None:
+                waiters.append(following)
+            if waiters:
+                wake_all(waiters)
+
+    async def _gather(self) -> None:
+        """Let those who were just woken come again."""
+        wanted = math.ceil(self._expected)
+        runtime = self._engine.runtime
+        if runtime.suspends:
+            for _ in range(_PASSES):
+                if len(self._queue) >= wanted:
+                    return
+                await runtime.sleep(0)
+            return
+        patience = min(max(self._seconds, _LEAST_SECONDS), _MOST_SECONDS)
+        try:
+            for _ in range(_ROUNDS):
+                bell = runtime.waiter()
+                with self._mutex:
+                    count = len(self._queue)
+                    if count >= wanted:
+                        break
+                    self._bell, self._wanted = bell, wanted
+                if await bell.wait(patience) or len(self._queue) == count:
+                    break
+        finally:
+            self._bell, self._wanted = None, 0
+
+    def _take(self, first: Portion) -> list[Portion]:
+        """Under the mutex: the parts of the next commit, ``first`` among them. Those left keep their order."""
+        group, left = [first], []
+        writes, expectations = dict(first.writes), dict(first.expectations)
+        size = first.size
+        for part in self._queue:
+            if part is first:
+                continue
+            if len(group) >= PARTS or size + part.size > PART_BYTES or not part.fits(writes, expectations):
+                left.append(part)
+                continue
+            group.append(part)
+            writes.update(part.writes)
+            expectations.update(part.expectations)
+            size += part.size
+        for part in group:
+            part.taken = True
+        self._queue = left
+        self._expected = max(float(len(group)), self._expected * _DECAY)
+        return group
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+    async def _commit(self, group: list[Portion]) -> None:
+        """Send parts as one commit until each has its answer."""
+        engine = self._engine
+        waiting = group
+        too_old = 0
+        request: CommitRequest | None = None
+        began = engine.runtime.monotonic()
+        try:
+            while waiting:
+                token = self._token or waiting[0].token or await engine.backend.snapshot()
+                request = _request(engine.new_id(), waiting, token)
+                try:
+                    reply = await engine.backend.commit(request)
+                except CommitRefused as refused:
+                    waiting = _refuse(waiting, refused)
+                except SnapshotTooOldError as error:
+                    too_old += 1
+                    if too_old > _SNAPSHOTS:
+                        _fail(waiting, error)
+                        return
+                    self._token = await engine.backend.snapshot()
+                else:
+                    self._token = reply.token
+                    for part in waiting:
+                        part.reply, part.transaction = reply, request.transaction
+                    return
+        except (CommitUnknownError, DuplicateTransaction):
+            assert request is not None
+            for part in waiting:
+                part.lost = request
+        except Exception as error:
+            _fail(waiting, error)
+        except BaseException:
+            for part in waiting:
+                part.lost = request
+            raise
+        finally:
+            self._seconds = engine.runtime.monotonic() - began
+
+
+def _request(transaction: TransactionId, parts: list[Portion], token: Token) -> CommitRequest:
+    first = parts[0]
+    writes, guards, durable, agent = dict(first.writes), dict(first.expectations), first.durable, first.agent
+    for part in parts[1:]:
+        writes.update(part.writes)
+        guards.update(part.expectations)
+        durable = durable or part.durable
+        if part.agent != agent:
+            agent = MIXED
+    return CommitRequest(transaction, agent, "serializable", token, {}, writes, guards, durable=durable, quiet=True)
+
+
+def _refuse(parts: list[Portion], refused: CommitRefused) -> list[Portion]:
+    """Refuse the parts that a refusal is about; the others. Where it names nothing that anybody expects, all."""
+    keys = {clash.key for clash in refused.clashes}
+    left = [part for part in parts if not part.relies_on(keys)]
+    if len(left) == len(parts):
+        left = []
+    for part in parts:
+        if part.relies_on(keys) or not left:
+            part.error = CommitRefused(tuple(clash for clash in refused.clashes if clash.key in part.expectations))
+    return left
+
+
+def _fail(parts: list[Portion], error: Exception) -> None:
+    """Nothing was written; each caller gets an error of its own, which it may put notes on."""
+    for part in parts:
+        part.error = copy.copy(error) if isinstance(error, InterlockError) else error
+
+
+def gathering_of(engine: Engine) -> Gathering:
+    """The one of a store object."""
+    found = engine.shared.get(Gathering)
+    if found is None:
+        found = engine.shared.setdefault(Gathering, Gathering(engine))
+    assert isinstance(found, Gathering)
+    return found

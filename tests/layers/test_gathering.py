@@ -1,0 +1,328 @@
+"""Commits of layers that are wanted at the same time: what they share, and that no caller notices the others."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import interlock
+import interlock.sync
+from cases.faults import Counted, is_commit
+from interlock import BackendUnavailableError, CommitUnknownError
+from interlock.errors import SnapshotTooOldError
+from interlock.layers.gathering import PARTS, Gathering, Portion
+from interlock.layers.ledger import Kind, Ledger
+from interlock.model import ABSENT, CommitRefused, Delete, Put
+from interlock.stepping import step
+
+NOTE = Kind("note")
+
+
+def on_a_loop(body: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an async test on a loop of its own."""
+
+    @functools.wraps(body)
+    def run(**named: Any) -> None:
+        asyncio.run(body(**named))
+
+    return run
+
+
+class Gated(Counted):
+    """Commits wait until they are let through; each may have a fault: "before" it arrives, "after" it, or an error."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.open = asyncio.Event()
+        self.arrived = asyncio.Semaphore(0)
+        self.faults: dict[int, Any] = {}
+
+    async def around(self, name: str, args: tuple[Any, ...], call: Any) -> Any:
+        """Hold it."""
+        if not is_commit(name, args):
+            self.calls.append(name)
+            return await call()
+        self.commits.append(args[0])
+        fault = self.faults.get(len(self.commits))
+        self.arrived.release()
+        await self.open.wait()
+        if isinstance(fault, Exception):
+            raise fault
+        if fault == "before":
+            raise CommitUnknownError("lost", transaction_id="")
+        reply = await call()
+        if fault == "after":
+            raise CommitUnknownError("lost", transaction_id="")
+        if fault == "interrupted":
+            raise asyncio.CancelledError
+        return reply
+
+
+class Callers:
+    """Callers of one ledger over a gated backend; the first is on its way when the others come."""
+
+    def __init__(self) -> None:
+        self.backend = Gated(interlock.MemoryBackend())
+        self.store = interlock.Store(self.backend, agent="a")
+        self.ledger = Ledger(self.store._engine)
+        self.tasks: list[asyncio.Task[Any]] = []
+
+    async def write(self, name: str, value: int, expected: Any = ABSENT, **more: Any) -> Any:
+        """One commit of one record."""
+        key = NOTE.key(name)
+        return await self.ledger.gathered({key: NOTE.put(value)}, {key: expected}, agent="a", **more)
+
+    async def begin(self, *writes: tuple[Any, ...]) -> None:
+        """Begin commits; the first of all is under way when this returns."""
+        for write in writes:
+            first = not self.tasks
+            self.tasks.append(asyncio.create_task(self.write(*write)))
+            if first:
+                await self.backend.arrived.acquire()
+            await asyncio.sleep(0)
+
+    async def end(self) -> list[Any]:
+        """Let everything through; what became of each."""
+        self.backend.open.set()
+        return await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def values(self, *names: str) -> list[Any]:
+        """What is written."""
+        found = await self.ledger.read(NOTE, [NOTE.key(name) for name in names])
+        return [record.value for record in found.records]
+
+    def sizes(self) -> list[int]:
+        """How many records each commit has written."""
+        return [len(commit.writes) for commit in self.backend.commits]
+
+
+@on_a_loop
+async def test_what_is_wanted_meanwhile_goes_together() -> None:
+    callers = Callers()
+    await callers.begin(("a", 1), ("b", 2), ("c", 3), ("d", 4))
+    done = await callers.end()
+    assert callers.sizes() == [1, 3]
+    assert [each.transaction for each in done[1:]] == [callers.backend.commits[1].transaction] * 3
+    versions = [record.version for record in (await callers.ledger.read(NOTE, list(map(NOTE.key, "abcd")))).records]
+    assert versions == [each.version for each in done]
+    assert all(commit.quiet for commit in callers.backend.commits)
+
+
+@on_a_loop
+async def test_a_caller_alone_sends_at_once() -> None:
+    callers = Callers()
+    callers.backend.open.set()
+    for number in range(3):
+        await callers.write(f"k{number}", number)
+    assert callers.sizes() == [1, 1, 1]
+    assert callers.backend.calls == ["snapshot"]  # only before the first
+
+
+@on_a_loop
+async def test_one_that_does_not_hold_is_refused_alone() -> None:
+    callers = Callers()
+    await callers.begin(("a", 1), ("b", 2), ("c", 3, (1, 1)), ("d", 4, (2, 2)), ("e", 5))
+    done = await callers.end()
+    assert callers.sizes() == [1, 4, 2]
+    for place, name in ((2, "c"), (3, "d")):
+        assert isinstance(done[place], CommitRefused)
+        assert [clash.key for clash in done[place].clashes] == [NOTE.key(name)]
+    assert await callers.values(*"abcde") == [1, 2, None, None, 5]
+
+
+@on_a_loop
+async def test_a_group_that_is_refused_as_a_whole() -> None:
+    callers = Callers()
+    await callers.begin(("a", 1), ("b", 2, (1, 1)), ("c", 3, (1, 1)))
+    done = await callers.end()
+    assert callers.sizes() == [1, 2]
+    assert [type(each) for each in done[1:]] == [CommitRefused, CommitRefused]
+
+
+@on_a_loop
+async def test_nobody_writes_what_another_one_expects() -> None:
+    callers = Callers()
+    await callers.begin(("a", 1), ("b", 1), ("b", 2), ("c", 1))
+    done = await callers.end()
+    assert callers.sizes() == [1, 2, 1]
+    assert isinstance(done[2], CommitRefused)  # behind the first of the key, which it does not expect
+    assert await callers.values(*"abc") == [1, 1, 1]
+
+
+def test_what_fits_together() -> None:
+    guard, key, other = b"guard", b"key", b"other"
+
+    def fit(writes: Any, expectations: Any) -> bool:
+        one = Portion({key: Put(b"1")}, {key: ABSENT, guard: (1, 1)}, "a", True, None)
+        return Portion(writes, expectations, "b", True, None).fits(one.writes, one.expectations)
+
+    assert fit({other: Put(b"2")}, {other: ABSENT, guard: (1, 1)})
+    assert not fit({other: Put(b"2")}, {guard: (2, 1)})
+    assert not fit({guard: Delete()}, {guard: (1, 1)})
+    assert not fit({other: Put(b"2")}, {key: ABSENT})
+
+
+@on_a_loop
+async def test_durable_if_one_of_them_is() -> None:
+    callers = Callers()
+    await callers.begin(("a", 1))
+    for name, durable in (("b", False), ("c", True), ("d", False)):
+        callers.tasks.append(asyncio.create_task(callers.write(name, 1, durable=durable)))
+    await asyncio.sleep(0)
+    await callers.end()
+    assert [commit.durable for commit in callers.backend.commits] == [True, True]
+    callers.backend.open.set()
+    await callers.write("e", 1, durable=False)
+    assert not callers.backend.commits[-1].durable
+
+
+@on_a_loop
+async def test_a_commit_carries_only_so_many() -> None:
+    callers = Callers()
+    await callers.begin(("first", 1), *((f"k{number}", number) for number in range(PARTS + 5)))
+    await callers.end()
+    assert callers.sizes() == [1, PARTS, 5]
+    big = Callers()
+    await big.begin(("first", 1), *((f"k{number}", "x" * 200_000) for number in range(3)))
+    await big.end()
+    assert big.sizes() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("fault", ["before", "after"])
+@on_a_loop
+async def test_a_lost_reply_is_settled_for_each(fault: str) -> None:
+    callers = Callers()
+    callers.backend.faults = {2: fault, 4: "after"}
+    await callers.begin(("a", 1), ("b", 2), ("c", 3, (1, 1)), ("d", 4))
+    done = await callers.end()
+    assert await callers.values(*"abd") == [1, 2, 4]
+    assert isinstance(done[2], CommitRefused)
+    for place, name in ((1, "b"), (3, "d")):
+        record = (await callers.ledger.read(NOTE, [NOTE.key(name)])).records[0]
+        assert done[place].version == record.version
+
+
+@on_a_loop
+async def test_a_failure_is_everybodys_own() -> None:
+    callers = Callers()
+    callers.backend.faults = {2: BackendUnavailableError("down"), 3: SnapshotTooOldError("old")}
+    await callers.begin(("a", 1), ("b", 2), ("c", 3))
+    done = await callers.end()
+    assert [type(each) for each in done[1:]] == [BackendUnavailableError] * 2
+    assert done[1] is not done[2]
+    await callers.write("d", 4)  # the snapshot was too old: a new one is taken
+    assert callers.sizes() == [1, 2, 1, 1]
+    assert await callers.values(*"abcd") == [1, None, None, 4]
+
+
+@on_a_loop
+async def test_who_is_cancelled_while_waiting_takes_its_part_back() -> None:
+    callers = Callers()
+    await callers.begin(("a", 1), ("b", 2), ("c", 3))
+    callers.tasks[1].cancel()
+    await asyncio.wait([callers.tasks[1]])
+    done = await callers.end()
+    assert isinstance(done[1], asyncio.CancelledError)
+    assert callers.sizes() == [1, 1]
+    assert await callers.values(*"abc") == [1, None, 3]
+
+
+@on_a_loop
+async def test_who_is_cancelled_on_the_way_waits_for_the_answer() -> None:
+    callers = Callers()
+    await callers.begin(("a", 1), ("b", 2), ("c", 3))
+    callers.backend.open.set()
+    await callers.tasks[0]
+    callers.backend.open.clear()
+    await callers.backend.arrived.acquire()
+    callers.tasks[2].cancel()
+    await asyncio.sleep(0)
+    assert not callers.tasks[2].done()
+    done = await callers.end()
+    assert isinstance(done[2], asyncio.CancelledError)
+    assert await callers.values(*"abc") == [1, 2, 3]
+
+
+@on_a_loop
+async def test_who_is_cancelled_when_told_to_send_tells_the_next() -> None:
+    callers = Callers()
+    await callers.begin(("a", 1), ("b", 2), ("c", 3))
+    callers.tasks[1].cancel()
+    callers.backend.open.set()  # the first ends in the same pass, and tells the second
+    done = await asyncio.gather(*callers.tasks, return_exceptions=True)
+    assert isinstance(done[1], asyncio.CancelledError)
+    assert await callers.values(*"abc") == [1, None, 3]
+    await callers.write("d", 4)
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+@on_a_loop
+async def test_the_sender_is_interrupted(behind: bool) -> None:
+    """The others find out for themselves, and are written once."""
+    callers = Callers()
+    if behind:
+        callers.backend.faults = {2: "interrupted"}
+    await callers.begin(("a", 1), ("b", 2), ("c", 3), ("d", 4))
+    callers.backend.open.set()
+    await callers.tasks[0]
+    if not behind:
+        callers.backend.open.clear()
+        await callers.backend.arrived.acquire()
+        callers.tasks[1].cancel()
+        await asyncio.wait([callers.tasks[1]])
+    done = await callers.end()
+    assert isinstance(done[1], asyncio.CancelledError)
+    assert await callers.values(*"abcd") == [1, 2 if behind else None, 3, 4]
+    for place, name in ((2, "c"), (3, "d")):
+        assert done[place].version == (await callers.ledger.read(NOTE, [NOTE.key(name)])).records[0].version
+
+
+@on_a_loop
+async def test_a_forked_child_sends_its_own() -> None:
+    callers = Callers()
+    await callers.begin(("a", 1), ("b", 2))
+    gathering = callers.store._engine.shared[Gathering]
+    gathering._process = -1  # as a child finds it, whose parent has a commit on its way
+    callers.tasks.append(asyncio.create_task(callers.write("c", 3)))
+    await callers.backend.arrived.acquire()
+    assert len(callers.backend.commits) == 2
+    callers.tasks.pop(1).cancel()
+    callers.backend.open.set()
+    await asyncio.gather(*callers.tasks)
+
+
+def test_threads(tmp_path: Path) -> None:
+    """Everything is written once, by however few commits."""
+    backend = Counted(interlock.SQLiteBackend(tmp_path / "gathered.db"))
+    count, each = 8, 25
+    with interlock.sync.Store(backend, agent="a") as store:
+        ledger = Ledger(store._engine)
+        found: list[BaseException] = []
+
+        def work(own: int) -> Callable[[], None]:
+            def run() -> None:
+                try:
+                    for number in range(each):
+                        key, value = NOTE.key(own, number), NOTE.put(number)
+                        step(ledger.gathered({key: value}, {key: ABSENT}, agent="a", durable=bool(number % 2)))
+                        with pytest.raises(CommitRefused):
+                            step(ledger.gathered({key: value}, {key: ABSENT}, agent="a"))
+                except BaseException as error:
+                    found.append(error)
+
+            return run
+
+        threads = [threading.Thread(target=work(own)) for own in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not found
+        assert len(step(ledger.scan(NOTE)).records) == count * each
+        assert sum(len(commit.writes) for commit in backend.commits) >= count * each
