@@ -3,7 +3,8 @@
 Each call has a new key and an act that does nothing but return a small dict, so what is measured is the journal: the
 intent before the act, the result after it. Compared by effects per second with the two libraries of PyPI that do the
 same, `exactly-once` and `agent-once`, each used as its documentation shows and made as durable: every commit of theirs
-is synced to the disk (`PRAGMA synchronous=FULL`). They stand in the place of floors.
+is synced to the disk (`PRAGMA synchronous=FULL`). They stand in the place of floors, beside a real one: the least
+journal that a program could write by hand (`benchmarks.floors.journal`), with one sync for each effect.
 
 Callers are threads for the peers, which have no other way to be concurrent on SQLite, and threads or tasks for us.
 """
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 import interlock
 import interlock.sync
+from benchmarks.floors.journal import Inline, Writer
 from benchmarks.measure import Cell, Measure, Sample, Target
 from benchmarks.sqlite import drive, drive_threads, url_of
 
@@ -25,6 +27,10 @@ PACKAGES: Final = {"exactly_once": "exactly-once", "once": "agent-once"}
 CALLERS: Final = (1, 16)
 AT_LEAST: Final = {1: 2.0, 16: 5.0}
 """How many times the effects per second of either peer, by the number of callers."""
+FLOOR: Final = "floor: bare journal"
+FLOOR_THREADS: Final = "floor: bare journal, threads"
+OF_THE_FLOOR: Final = 0.6
+"""What part of a floor's effects per second."""
 
 
 def missing() -> list[str]:
@@ -40,15 +46,28 @@ def cells(callers: tuple[int, ...] = CALLERS) -> list[Cell]:
     for count in callers:
         group = f"effects on SQLite FULL, {count} at once"
         targets = tuple(Target(name, AT_LEAST.get(count, 1.0)) for name in peers if name not in absent)
+        found += floors(group, count)
         found += [Cell(group, name, peer(count), floor=True) for name, peer in peers.items() if name not in absent]
+        tasks = (Target(FLOOR, OF_THE_FLOOR), *targets)
+        threads = (Target(FLOOR if count == 1 else FLOOR_THREADS, OF_THE_FLOOR), *targets)
         for durable, said in ((False, ""), (True, ", durable results")):
             found += [
-                Cell(group, f"async execute{said}", _tasks(count, durable=durable), targets=() if durable else targets),
+                Cell(group, f"async execute{said}", _tasks(count, durable=durable), targets=() if durable else tasks),
                 Cell(
-                    group, f"sync execute{said}", _threads(count, durable=durable), targets=() if durable else targets
+                    group, f"sync execute{said}", _threads(count, durable=durable), targets=() if durable else threads
                 ),
             ]
     return found
+
+
+def floors(group: str, count: int) -> list[Cell]:
+    """The least journal: on the calling thread for one caller, else with a thread that commits for all."""
+    if count == 1:
+        return [Cell(group, FLOOR, _inline, floor=True)]
+    return [
+        Cell(group, FLOOR, _written(count), floor=True),
+        Cell(group, FLOOR_THREADS, _written_now(count), floor=True),
+    ]
 
 
 async def act(order: str) -> dict[str, str]:
@@ -86,6 +105,57 @@ def _threads(count: int, *, durable: bool) -> Measure:
                 return executor.execute(idempotency_key, act_now, idempotency_key)
 
             return drive_threads([call] * count, seconds)
+
+    return measure
+
+
+def _inline(seconds: float, directory: Path) -> Sample:
+    journal = Inline(directory)
+
+    def call(key: str, idempotency_key: str) -> object:
+        journal.intend(idempotency_key)
+        result = act_now(idempotency_key)
+        journal.done(idempotency_key, result)
+        return result
+
+    try:
+        return drive_threads([call], seconds)
+    finally:
+        journal.close()
+
+
+def _written(count: int) -> Measure:
+    def measure(seconds: float, directory: Path) -> Sample:
+        writer = Writer(directory)
+
+        async def call(key: str, idempotency_key: str) -> object:
+            await writer.write(idempotency_key)
+            result = await act(idempotency_key)
+            await writer.write(idempotency_key, result)
+            return result
+
+        try:
+            return asyncio.run(drive(call, count, seconds))
+        finally:
+            writer.close()
+
+    return measure
+
+
+def _written_now(count: int) -> Measure:
+    def measure(seconds: float, directory: Path) -> Sample:
+        writer = Writer(directory)
+
+        def call(key: str, idempotency_key: str) -> object:
+            writer.write_now(idempotency_key)
+            result = act_now(idempotency_key)
+            writer.write_now(idempotency_key, result)
+            return result
+
+        try:
+            return drive_threads([call] * count, seconds)
+        finally:
+            writer.close()
 
     return measure
 

@@ -3,8 +3,11 @@
 In memory the floor is `contextlib.ExitStack` from the standard library, which keeps a callback for each step and
 nothing else, and the ratio is that of processor time. Durable sagas lie on one new SQLite file, synchronous=FULL, 1 and
 16 at once. The peers are those of PyPI that undo steps, each used as its documentation shows: agent-saga, simple-saga
-and latch-idempotent in memory; agent-saga alone keeps a journal, in a file that it syncs. They stand in the place of
-floors, so that their figures come from the same run. A snapshot of 100,000 nodes stands beside `copy.deepcopy`, which
+and latch-idempotent in memory; of these agent-saga alone keeps a journal, in a file that it syncs. They stand in place
+of floors, so that their figures come from the same run. Two more that undo nothing stand beside the durable sagas: five
+effects of exactly-once, and a workflow of five steps of dbos, whose system database is a SQLite file then. The floor of
+durable sagas is the least journal that a program could write by hand (`benchmarks.floors.journal`): one sync before
+each step, and one for the end. A snapshot of 100,000 nodes stands beside `copy.deepcopy`, which
 keeps no identity.
 """
 
@@ -23,11 +26,15 @@ from typing import Any, Final
 
 import interlock
 import interlock.sync
+from benchmarks.floors.journal import Inline, Writer
 from benchmarks.measure import Cell, Measure, Sample, Target, measure_awaits, measure_calls
 from benchmarks.sqlite import drive, drive_threads, url_of
 from interlock import compensable
 
-PACKAGES: Final = {"agent_saga": "agent-saga", "simple_saga": "simple-saga", "latch": "latch-idempotent"}
+PACKAGES: Final = {
+    "agent_saga": "agent-saga", "simple_saga": "simple-saga", "latch": "latch-idempotent",
+    "exactly_once": "exactly-once", "dbos": "dbos",
+}  # fmt: skip
 """Module -> what to install."""
 STEPS: Final = 5
 CALLERS: Final = (1, 16)
@@ -38,6 +45,9 @@ TIMES_EXIT_STACK: Final = 12.0
 """Of the processor time of an `ExitStack`, which was 5 us where 60 us were the aim for a saga."""
 TIMES_AGENT_SAGA: Final = 15.0
 """In memory: how many times cheaper than agent-saga."""
+FLOOR: Final = "floor: bare journal"
+OF_THE_FLOOR: Final = 0.6
+"""What part of the floor's sagas per second."""
 TIMES_DURABLE: Final = {16: 5.0}
 """Durable: how many times the sagas per second of agent-saga, by the number of callers."""
 
@@ -66,12 +76,16 @@ def cells(callers: tuple[int, ...] = CALLERS) -> list[Cell]:
     ]
     for count in callers:
         group = f"durable, SQLite FULL, {count} at once"
-        wanted: tuple[Target, ...] = ()
+        wanted = [Target(FLOOR, OF_THE_FLOOR)]
+        found.append(Cell(group, FLOOR, _inline if count == 1 else _written(count), floor=True))
+        durable = {"agent-saga": _agent_saga_durable, "exactly-once": _exactly_once, "dbos": _dbos}
+        for name, peer in durable.items():
+            if name not in absent:
+                found.append(Cell(group, name, peer(count), floor=True))
         if "agent-saga" in here:
-            found.append(Cell(group, "agent-saga", _agent_saga_durable(count), floor=True))
-            wanted = (Target("agent-saga", TIMES_DURABLE.get(count, 1.0)),)
-        found.append(Cell(group, "async with store.saga", _durable(count), targets=wanted))
-        found.append(Cell(group, "with store.saga", _durable_now(count), targets=wanted))
+            wanted.append(Target("agent-saga", TIMES_DURABLE.get(count, 1.0)))
+        found.append(Cell(group, "async with store.saga", _durable(count), targets=tuple(wanted)))
+        found.append(Cell(group, "with store.saga", _durable_now(count), targets=tuple(wanted)))
     return found
 
 
@@ -233,6 +247,103 @@ def _agent_saga_durable(count: int) -> Measure:
                 await wal.close()
 
         return asyncio.run(work())
+
+    return measure
+
+
+def _inline(seconds: float, directory: Path) -> Sample:
+    journal = Inline(directory)
+
+    def call(key: str, idempotency_key: str) -> None:
+        for number in range(STEPS):
+            journal.intend(f"{idempotency_key}:{number}")
+            journal.done(f"{idempotency_key}:{number}", act(number))
+        journal.intend(idempotency_key)
+
+    try:
+        return drive_threads([call], seconds)
+    finally:
+        journal.close()
+
+
+def _written(count: int) -> Measure:
+    def measure(seconds: float, directory: Path) -> Sample:
+        writer = Writer(directory)
+
+        async def call(key: str, idempotency_key: str) -> None:
+            for number in range(STEPS):
+                await writer.write(f"{idempotency_key}:{number}")
+                await writer.write(f"{idempotency_key}:{number}", await act_async(number))
+            await writer.write(idempotency_key)
+
+        try:
+            return asyncio.run(drive(call, count, seconds))
+        finally:
+            writer.close()
+
+    return measure
+
+
+def _exactly_once(count: int) -> Measure:
+    """Five effects; nothing is undone. Synced as in `benchmarks.effects`."""
+
+    def measure(seconds: float, directory: Path) -> Sample:
+        import exactly_once
+
+        store: Any = exactly_once.Store.sqlite(str(directory / "peer.db"))
+        store._conn.execute("PRAGMA synchronous=FULL")
+        guarded: Any = exactly_once.once(store, key=lambda saga, number: f"{saga}:{number}")(_numbered)
+
+        def call(key: str, idempotency_key: str) -> None:
+            for number in range(STEPS):
+                guarded(idempotency_key, number)
+
+        try:
+            return drive_threads([call] * count, seconds)
+        finally:
+            store.close()
+
+    return measure
+
+
+def _numbered(saga: str, number: int) -> int:
+    return number
+
+
+@functools.cache
+def _five_steps() -> Callable[[str], None]:
+    """A workflow of dbos, which keeps them in a registry of the process."""
+    import dbos
+
+    recorded: Any = dbos.DBOS.step()(act)
+
+    def five(saga: str) -> None:
+        for number in range(STEPS):
+            recorded(number)
+
+    workflow: Callable[[str], None] = dbos.DBOS.workflow()(five)
+    return workflow
+
+
+def _dbos(count: int) -> Measure:
+    """A workflow is restarted, not undone, after a crash: its steps are at least once, and have no undo."""
+
+    def measure(seconds: float, directory: Path) -> Sample:
+        import dbos
+
+        five = _five_steps()
+        url = f"sqlite:///{directory / 'peer.db'}"
+        dbos.DBOS(config={"name": "five", "system_database_url": url, "log_level": "ERROR"})
+        dbos.DBOS.launch()
+
+        def call(key: str, idempotency_key: str) -> None:
+            with dbos.SetWorkflowID(idempotency_key):
+                five(idempotency_key)
+
+        try:
+            return drive_threads([call] * count, seconds)
+        finally:
+            dbos.DBOS.destroy()
 
     return measure
 

@@ -171,11 +171,13 @@ class Gathering:
         try:
             await waiter.wait()
         except BaseException as interrupt:
+            following = None
             with self._mutex:
                 taken = part.taken
                 if not taken:
                     self._queue.remove(part)
-                    following = self._pass_on() if part.leads else None
+                    if part.leads:
+                        following = self._pass_on()
             if not taken:
                 interrupt.add_note("interlock: the commit was taken back before it began; nothing was written")
                 if following is not None:
