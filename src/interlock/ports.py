@@ -132,6 +132,9 @@ class Runtime(Protocol):
     def waiter(self) -> Waiter:
         """A new waiter for the calling task or thread."""
 
+    def wake_all(self, waiters: Iterable[Waiter]) -> None:
+        """Wake many of this world's waiters, which may be cheaper than one after another."""
+
     def spawn(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Job:
         """Start work in the background, in a context of its own: a task of the running event loop, or a daemon thread.
         It never keeps a loop or the interpreter from ending. ``work`` catches its own errors."""

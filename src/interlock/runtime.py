@@ -109,6 +109,10 @@ class BlockingRuntime:
         """A waiter that blocks."""
         return BlockingWaiter()
 
+    def wake_all(self, waiters: Iterable[Waiter]) -> None:
+        """One after another."""
+        wake_all(waiters)
+
     def spawn(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Job:
         """A daemon thread that steps the work."""
         return ThreadJob(name, work)
@@ -245,6 +249,10 @@ class AsyncRuntime:
         """A waiter of the loop that runs in this thread. Raises `UsageError` where none does."""
         loop = _asyncio_loop()
         return TrioWaiter(_running_trio()) if loop is None else AsyncioWaiter(loop)
+
+    def wake_all(self, waiters: Iterable[Waiter]) -> None:
+        """Entering each asyncio loop once."""
+        wake_all(waiters)
 
     def spawn(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Job:
         """A task of this thread's loop; with trio, a system task. Raises `UsageError` where no loop runs."""

@@ -7,8 +7,7 @@ pays nothing; there is no timer and no thread.
 
 Whoever finds nobody sending sends; the others wait to be told what became of theirs, and the first of those who came
 too late for a commit sends the next. If the last commits carried several, the sender first lets whoever was just woken
-come again (one pass of the event loop; in threads, at most about the time of a commit), or every second commit would
-carry one.
+come again (passes of the event loop; in threads a few tenths of a millisecond), or every second commit would carry one.
 
 **Why nobody notices.** A gathered commit expects everything that its parts expect, and no two parts touch the same key,
 so it is good exactly if every part is good against the same state; the parts are then applied at one point, which is
@@ -47,7 +46,6 @@ from interlock.model import (
     Write,
 )
 from interlock.ports import Waiter
-from interlock.runtime import wake_all
 
 if TYPE_CHECKING:
     from interlock.core.engine import Engine
@@ -61,11 +59,9 @@ PART_BYTES: Final = 1 << 18
 MIXED: Final = "interlock"
 """The agent of a commit whose parts are of several."""
 _DECAY: Final = 0.9
-_PASSES: Final = 2
+_PAUSES: Final = 3
+_PAUSE_SECONDS: Final = 0.0001
 _SNAPSHOTS: Final = 3
-_LEAST_SECONDS: Final = 0.0001
-_MOST_SECONDS: Final = 0.001
-_ROUNDS: Final = 4
 
 
 class Portion:
@@ -123,7 +119,7 @@ class Gathering:
     """The commits that gather in one store object. Its lists are guarded by a mutex, never held across an await."""
 
     __slots__ = (
-        "_bell", "_busy", "_engine", "_expected", "_mutex", "_process", "_queue", "_seconds", "_token", "_wanted",
+        "_busy", "_engine", "_expected", "_mutex", "_process", "_queue", "_token",
     )  # fmt: skip
 
     def __init__(self, engine: Engine) -> None:
@@ -139,11 +135,7 @@ class Gathering:
         """Whether somebody sends, or was told to."""
         self._expected = 1.0
         """How many parts the last commits carried."""
-        self._seconds = 0.0
-        """How long the last commit took."""
         self._token: Token | None = None
-        self._bell: Waiter | None = None
-        self._wanted = 0
 
     async def send(self, part: Portion) -> None:
         """Have a part committed, with others or alone. What became of it is in the part then.
@@ -158,9 +150,6 @@ class Gathering:
             else:
                 part.waiter = self._engine.runtime.waiter()
             self._queue.append(part)
-            bell = self._bell if self._wanted and len(self._queue) >= self._wanted else None
-        if bell is not None:
-            bell.wake()
         if leads or await self._is_told_to_lead(part):
             await self._lead(part)
 
@@ -218,31 +207,20 @@ class Gathering:
             if following is not None:
                 waiters.append(following)
             if waiters:
-                wake_all(waiters)
+                self._engine.runtime.wake_all(waiters)
 
     async def _gather(self) -> None:
-        """Let those who were just woken come again."""
+        """Let those who were just woken come again, for as long as some do."""
         wanted = math.ceil(self._expected)
         runtime = self._engine.runtime
-        if runtime.suspends:
-            for _ in range(_PASSES):
-                if len(self._queue) >= wanted:
-                    return
-                await runtime.sleep(0)
-            return
-        patience = min(max(self._seconds, _LEAST_SECONDS), _MOST_SECONDS)
-        try:
-            for _ in range(_ROUNDS):
-                bell = runtime.waiter()
-                with self._mutex:
-                    count = len(self._queue)
-                    if count >= wanted:
-                        break
-                    self._bell, self._wanted = bell, wanted
-                if await bell.wait(patience) or len(self._queue) == count:
-                    break
-        finally:
-            self._bell, self._wanted = None, 0
+        seconds = 0.0 if runtime.suspends else _PAUSE_SECONDS
+        for _ in range(_PAUSES):
+            count = len(self._queue)
+            if count >= wanted:
+                return
+            await runtime.sleep(seconds)
+            if seconds and len(self._queue) == count:  # in a loop the second pass is the first that shows anything
+                return
 
     def _take(self, first: Portion) -> list[Portion]:
         """Under the mutex: the parts of the next commit, ``first`` among them. Those left keep their order."""
@@ -272,7 +250,6 @@ class Gathering:
         waiting = group
         too_old = 0
         request: CommitRequest | None = None
-        began = engine.runtime.monotonic()
         try:
             while waiting:
                 token = self._token or waiting[0].token or await engine.backend.snapshot()
@@ -302,8 +279,6 @@ class Gathering:
             for part in waiting:
                 part.lost = request
             raise
-        finally:
-            self._seconds = engine.runtime.monotonic() - began
 
 
 def _request(transaction: TransactionId, parts: list[Portion], token: Token) -> CommitRequest:

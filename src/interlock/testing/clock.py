@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final
 
 from interlock.errors import UsageError
@@ -123,6 +123,11 @@ class _ClockRuntime:
     def waiter(self) -> Waiter:
         """A waiter whose time-outs are the clock's."""
         return _ClockWaiter(self._clock, self._world)
+
+    def wake_all(self, waiters: Iterable[Waiter]) -> None:
+        """One after another."""
+        for waiter in waiters:
+            waiter.wake()
 
     def spawn(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> Job:
         """Work in the background, whose waits are the clock's as well."""

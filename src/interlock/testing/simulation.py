@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 from interlock.backends.bridges import Delegate
@@ -238,6 +238,11 @@ class _SimulatedRuntime:
     def waiter(self) -> Waiter:
         """A waiter in virtual time."""
         return _SimulatedWaiter(self._simulation)
+
+    def wake_all(self, waiters: Iterable[Waiter]) -> None:
+        """One after another."""
+        for waiter in waiters:
+            waiter.wake()
 
     def shield(self) -> contextlib.AbstractContextManager[object]:
         """Nothing is cancelled here."""
