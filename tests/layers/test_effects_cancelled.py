@@ -117,10 +117,12 @@ def test_cancelled_with_trio(url: str, tmp_path: Any, monkeypatch: pytest.Monkey
             executor = interlock.IdempotentExecutor(store)
 
             async def act(ends: bool) -> str:
+                if not ends:
+                    scope.cancel()
                 await (trio.lowlevel.checkpoint() if ends else trio.sleep_forever())
                 return "done"
 
-            with trio.move_on_after(0.02) as scope:
+            with trio.CancelScope() as scope:
                 await executor.execute("during", act, False)
             assert scope.cancelled_caught
             during = await store.effects.get("during")

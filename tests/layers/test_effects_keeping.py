@@ -16,7 +16,10 @@ import interlock.testing.sync
 from cases.faults import Broken, Counted
 from cases.support import World, everywhere
 from interlock import BackendUnavailableError, EffectStatus, EffectUnknownError, IdempotencyMismatchError, UsageError
-from interlock.model import Put
+from interlock.layers.effects import journal
+from interlock.layers.effects.records import effect_key
+from interlock.model import ABSENT, Put
+from interlock.stepping import step
 from interlock.testing import Clock
 from layers.effects_support import Acts, abandon
 from layers.effects_workers import EffectWorker
@@ -28,6 +31,14 @@ def charge() -> str:
     return "charged"
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, the engine's time at the last commit is good enough for a claim."""
+    monkeypatch.setattr(journal, "_GUESS_SECONDS", 60.0)
+    monkeypatch.setattr(journal, "_GUESS", 1.0)
+
+
+@pytest.mark.usefixtures("patient")
 @everywhere
 async def test_an_execution_is_two_commits_one_of_them_durable(world: World) -> None:
     for durable in (False, True):
@@ -38,13 +49,58 @@ async def test_an_execution_is_two_commits_one_of_them_durable(world: World) -> 
         counted.calls.clear()
         counted.commits.clear()
         await executor.execute(f"k {durable}", acts.charge, 5)
-        assert [name for name in counted.calls if name != "now"] == ["read", "commit", "commit"]
+        assert [name for name in counted.calls if name != "now"] == ["commit", "commit"]
         assert [commit.durable for commit in counted.commits] == [True, durable]
         assert all(commit.quiet for commit in counted.commits)
         assert all(len(commit.writes) == 1 for commit in counted.commits)
         counted.calls.clear()
         await executor.execute(f"k {durable}", acts.charge, 5)
         assert counted.calls == ["read"]
+
+
+@pytest.mark.usefixtures("patient")
+@everywhere
+async def test_a_key_is_claimed_unseen_only_where_there_is_no_record(world: World) -> None:
+    """What others have written since is found by the refusal of the claim."""
+    counted = Counted(world.backend())
+    store, other, acts = world.over(counted), world.open(), Acts()
+    executor, elsewhere = world.executor(store), world.executor(other)
+    for number in range(3):
+        await executor.execute(f"warm {number}", acts.charge, number)
+        await elsewhere.execute(f"done {number}", acts.charge, number)
+        called = len(acts.calls)
+        counted.calls.clear()
+        assert (await executor.execute_detailed(f"done {number}", acts.charge, number)).replayed
+        assert counted.calls == ["commit", "read"]
+        assert len(acts.calls) == called
+        with pytest.raises(IdempotencyMismatchError):
+            await executor.execute(f"done {number}", acts.charge, number + 1)
+
+
+def test_a_claim_unseen_ends_no_later_than_one_that_was_read() -> None:
+    clock = Clock()
+    store = interlock.testing.sync.open_store(clock=clock)
+    inner = store.effects._journal
+    executor = interlock.sync.IdempotentExecutor(store, claim_seconds=2.0)
+    executor.execute("warm", charge)
+    key = effect_key("k")
+    clock.advance(0.03)
+    guess = inner.guess(key, 2.0)
+    assert guess is not None
+    found, (monotonic, _) = guess
+    assert found.records[0].expected is ABSENT
+    assert step(store._engine.backend.now()) - (found.at or 0.0) == pytest.approx(0.03)
+    assert clock.monotonic() - monotonic == pytest.approx(0.03)
+    assert inner.guess(effect_key("warm"), 2.0) is None  # it was claimed here
+    assert inner.guess(key, 1.0) is None  # too old for so short a claim
+    clock.advance(0.1)
+    assert inner.guess(key, 60.0) is None
+    executor.execute("warm", charge)  # a replay: what is looked for next may have a record, too
+    assert inner.guess(key, 60.0) is None
+    store.close()
+    for thread in threading.enumerate():
+        if thread.name == "interlock-effects":
+            thread.join()
 
 
 @everywhere

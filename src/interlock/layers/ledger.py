@@ -161,13 +161,15 @@ class Found(msgspec.Struct, frozen=True, gc=False):
 
 
 class Done(msgspec.Struct, frozen=True, gc=False):
-    """A commit that happened. ``version`` is None only if its reply was lost and everything that it wrote has been
-    overwritten since; ``fetched`` is then from a later moment, too."""
+    """A commit that happened, ``at`` this time of the engine's (None: not known here). ``version`` is None only if its
+    reply was lost and everything that it wrote has been overwritten since; ``fetched`` is then from a later moment,
+    too."""
 
     transaction: TransactionId
     version: Version | None
     token: Token
     fetched: tuple[Entry | None, ...] = ()
+    at: float | None = None
 
 
 class Ledger:
@@ -287,12 +289,17 @@ class Ledger:
 
         Raises as `commit` does, but for `SnapshotTooOldError`: what is expected is exact, so any snapshot does."""
         if self.backend is not self.engine.backend:
-            return await self.commit(writes, expectations, agent=agent, durable=durable, quiet=True, snapshot=snapshot)
+            try:
+                return await self.commit(
+                    writes, expectations, agent=agent, durable=durable, quiet=True, snapshot=snapshot
+                )
+            except SnapshotTooOldError:
+                return await self.commit(writes, expectations, agent=agent, durable=durable, quiet=True)
         part = Portion(writes, expectations, agent, durable, snapshot)
         await gathering_of(self.engine).send(part)
         reply = part.reply
         if reply is not None:
-            return Done(part.transaction, reply.version, reply.token)
+            return Done(part.transaction, reply.version, reply.token, at=reply.at)
         if part.error is not None:
             raise part.error
         assert part.lost is not None

@@ -11,6 +11,12 @@ given the key.
 That reading is the reply to the claim's own commit as long as it is fresh, by the monotonic clock and by the wall
 clock (which also counts the time that a machine sleeps); else the record is read once more.
 
+A key that has probably never been used is claimed without looking: the commit expects that there is no record, and is
+refused if there is one, which is then read. The engine's time, from which the claim counts, is that of the last commit
+of this journal, if that is only just past (`_GUESS_SECONDS`); the claim then ends that much earlier, for everybody and
+for its holder, who counts from before that commit. What was found last decides whether to look first; a key that was
+claimed here is always looked for.
+
 **Why nobody settles another's claim.** Settling expects the version of the claim's own record. A renewal makes a new
 version; so does an engine that loses one, as volatile writes may be lost. So on a refusal the record is read, and only
 if it still names this claim the settlement is sent again. Whoever has lost the claim writes nothing, whatever it did.
@@ -58,6 +64,11 @@ _FRESH: Final = 0.25
 """For what part of a claim's time the reply to its commit counts as the last look before the act."""
 _INTERRUPTS: Final = 10
 """How many interruptions a settlement outlasts."""
+_GUESS_SECONDS: Final = 0.1
+"""How old the last reading of the engine's clock may be that a claim is counted from,"""
+_GUESS: Final = 0.02
+"""and what part of the claim's time."""
+_KNOWN: Final = 4096
 _RECORD_SECONDS: Final = 30.0
 """How long to try to record the end of an act while the engine cannot be reached."""
 _PAUSES: Final = RetryPolicy(base_seconds=0.02, cap_seconds=1.0)
@@ -94,6 +105,12 @@ class Journal:
         self.flights = Flights()
         self.keeper = Keeper(self.ledger)
         self.handlers: dict[str, Handler] = {}
+        self.unseen = False
+        """Whether the last key that was looked for had no record."""
+        self._known: set[Key] = set()
+        """Keys that were claimed here, at most `_KNOWN`: they have records."""
+        self._heard: tuple[float, Moment, Token] | None = None
+        """The engine's time at the last commit, a moment before it, and its token."""
 
     @property
     def agent(self) -> str:
@@ -104,6 +121,18 @@ class Journal:
         """This moment; to be taken before the reading that a claim is based on."""
         runtime = self.engine.runtime
         return runtime.monotonic(), runtime.time()
+
+    def guess(self, key: Key, claim_seconds: float) -> tuple[Found, Moment] | None:
+        """That there is no record, as a reading would say it, with the moment before which it was; None: look."""
+        heard = self._heard
+        if not self.unseen or heard is None or key in self._known:
+            return None
+        at, (monotonic, wall), token = heard
+        runtime = self.engine.runtime
+        age = min(_GUESS_SECONDS, claim_seconds * _GUESS)
+        if runtime.monotonic() - monotonic > age or abs(runtime.time() - wall) > age:
+            return None
+        return Found((Record(key, None, None),), token, at), heard[1]
 
     async def read(self, key: Key) -> Found:
         """One record, and the engine's time."""
@@ -139,10 +168,14 @@ class Journal:
         self, writes: dict[Key, Write], expectations: dict[Key, Expectation], token: Token, *, durable: bool
     ) -> Done | None:
         """One quiet commit of records; None if something is not as expected."""
+        since = self.moment()
         try:
-            return await self.ledger.gathered(writes, expectations, agent=self.agent, durable=durable, snapshot=token)
+            done = await self.ledger.gathered(writes, expectations, agent=self.agent, durable=durable, snapshot=token)
         except (CommitRefused, SnapshotTooOldError):
             return None
+        if done.at is not None:
+            self._heard = done.at, since, done.token
+        return done
 
     # -- taking --------------------------------------------------------------------------------------------------------
     async def claim(
@@ -188,27 +221,34 @@ class Journal:
         if done is None:
             return None
         claim.version, claim.token = done.version, done.token
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
+        self._known.add(claim.key)
         return claim
 
     async def free(self, claim: Claim) -> None:
         """Give a claim back whose act has not begun: the record is what it was before."""
 
-        async def give_back() -> None:
-            found = await self.read(claim.key)
-            record = found.records[0]
-            if not is_of(record, claim):
-                return
-            before: Write = Delete() if claim.before is None else self.put(claim.before)
-            await self.commit({claim.key: before}, {claim.key: record.expected}, found.token, durable=False)
+        await self.outlast(self._give_back, claim)
 
-        await self.outlast(give_back)
+    async def _give_back(self, claim: Claim) -> None:
+        found = await self.read(claim.key)
+        record = found.records[0]
+        if not is_of(record, claim):
+            return
+        before: Write = Delete() if claim.before is None else self.put(claim.before)
+        await self.commit({claim.key: before}, {claim.key: record.expected}, found.token, durable=False)
 
     # -- holding -------------------------------------------------------------------------------------------------------
-    async def still_holds(self, claim: Claim) -> bool:
-        """The last look before the act: whether the claim is still ours, with time left."""
+    def is_fresh(self, claim: Claim) -> bool:
+        """Whether the reply to the claim's own commit counts as the last look."""
         runtime = self.engine.runtime
         fresh = claim.stored.claim_seconds * _FRESH
-        if runtime.monotonic() - claim.monotonic < fresh and abs(runtime.time() - claim.wall) < fresh:
+        return runtime.monotonic() - claim.monotonic < fresh and abs(runtime.time() - claim.wall) < fresh
+
+    async def still_holds(self, claim: Claim) -> bool:
+        """The last look before the act: whether the claim is still ours, with time left."""
+        if self.is_fresh(claim):
             return True
         found = await self.read(claim.key)
         record = found.records[0]
@@ -222,8 +262,8 @@ class Journal:
     ) -> Claim | None:
         """Take an effect whose act begins at once; None if there is something new to read. See `claim`."""
         claim = await self.claim(record, stored, found, claim_seconds, since)
-        if claim is None:
-            return None
+        if claim is None or self.is_fresh(claim):
+            return claim
         try:
             if await self.still_holds(claim):
                 return claim
@@ -248,10 +288,7 @@ class Journal:
         Raises `EffectUnknownError` if the engine cannot be reached for long: the record stays EXECUTING, and becomes
         UNKNOWN when the claim ends."""
 
-        async def record_it() -> Stored | None:
-            return await self._settle(claim, status, durable, changes)
-
-        return await self.outlast(record_it)
+        return await self.outlast(self._settle, claim, status, durable, changes)
 
     async def _settle(
         self, claim: Claim, status: EffectStatus, durable: bool, changes: dict[str, Any]
@@ -285,14 +322,14 @@ class Journal:
                 return None
             version, token = record.version, found.token
 
-    async def outlast(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def outlast(self, work: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """Do something to its end although the caller is cancelled or interrupted, which is raised only then. ``work``
         is begun again after an interruption, so it must be such that this does no harm."""
         interrupt: BaseException | None = None
         with self.engine.runtime.shield():
             for _ in range(_INTERRUPTS):
                 try:
-                    result = await work()
+                    result = await work(*args)
                 except Exception:
                     if interrupt is not None:
                         raise interrupt from None
