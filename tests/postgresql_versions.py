@@ -127,7 +127,8 @@ def run(major: str, programs: Path, arguments: Sequence[str]) -> Ran:
     with tempfile.TemporaryDirectory() as made:
         report = Path(made, "report.xml")
         command = [
-            sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *arguments, *TESTS,
+            sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "600", f"--junitxml={report}",
+            *arguments, *TESTS,
         ]  # fmt: skip
         started = time.monotonic()
         done = subprocess.run(command, cwd=ROOT, env=environment, check=False)

@@ -12,10 +12,11 @@ from typing import Any, Final
 from interlock.backends.postgresql import groups, reads, requests
 from interlock.backends.postgresql import record as records
 from interlock.backends.postgresql.failures import DuplicateId
+from interlock.backends.postgresql.guesses import Guesses
 from interlock.backends.postgresql.home import DURABILITIES, LOCKINGS, Driver, Home, Options, Row
 from interlock.backends.postgresql.reads import check_horizon
 from interlock.backends.postgresql.record import token_of, version
-from interlock.backends.postgresql.requests import Answer, Computed
+from interlock.backends.postgresql.requests import Answer
 from interlock.backends.postgresql.statements import ROWS_READ_BY_POSITION, quoted
 from interlock.backends.postgresql.tokens import (
     NOTHING,
@@ -108,6 +109,7 @@ class PostgreSQLBackend:
         family.append(self)
         self._closed = False
         self._last_time = 0.0
+        self._guesses = Guesses()
         self._driver: Driver = _driver(options, suspends=runtime.suspends)
         self.suspends = runtime.suspends
         self.blocks = not runtime.suspends
@@ -167,7 +169,8 @@ class PostgreSQLBackend:
 
     # -- writing -------------------------------------------------------------------------------------------------------
     async def commit(self, request: CommitRequest) -> Reply:
-        """Validate, then apply, atomically: one round trip. Merges of Decimals, sets and extremes may take more."""
+        """Validate, then apply, atomically: one round trip. Merges of Decimals, sets and extremes may take more where
+        other processes merge the same key."""
         if self._closed:
             raise UsageError("this store is closed")
         token = request.snapshot
@@ -187,7 +190,7 @@ class PostgreSQLBackend:
         snapshot = from_detail(token.position, token.detail)
         locking = requests.lock_numbers(request) if self._locking else None
         record = None if request.quiet else records.encode(request)
-        computed: dict[Key, Computed] = {}
+        computed = self._guesses.compute(request)
         while True:
             wanted = requests.arguments(request, snapshot, computed, locking, record)
             rows, home = await self._driver.fetch("commit", wanted, at=token, commits=True, soft=not request.durable)
@@ -195,7 +198,9 @@ class PostgreSQLBackend:
             if answer.status != requests.STALE:
                 break
             computed = requests.compute(request, answer)
-        return requests.settled(request, answer, home)
+        reply = requests.settled(request, answer, home)
+        self._guesses.learn(request, answer, computed)
+        return reply
 
     async def _validate(self, request: CommitRequest, snapshot: Snapshot) -> Reply:
         """Judge on one snapshot, without locks: nothing depends on what happens after it."""

@@ -3,7 +3,8 @@
 The function itself applies the merges that programs under contention use: `add` of ints with bounds, `append` and
 `last`. Any other merge is *computed*: the request says from which version, and the function takes the result only if
 that is still the newest; otherwise it says what is, and the request is sent again (`Computed`). Somebody's commit has
-gone through whenever that happens, so the store as a whole always makes progress.
+gone through whenever that happens, so the store as a whole always makes progress. What a merge is computed from at
+first is a guess (`guesses`), which is right as long as nobody else changes the key.
 """
 
 from __future__ import annotations
