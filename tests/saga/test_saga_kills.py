@@ -30,6 +30,8 @@ LEASE_SECONDS = 0.1
 class Killing(Wrapped):
     """Kills the process at a commit."""
 
+    end = signal.SIGKILL
+
     def __init__(self, inner: Any, at: int, behind: bool) -> None:
         super().__init__(inner)
         self.at = at
@@ -40,14 +42,20 @@ class Killing(Wrapped):
         """Before it has arrived, or behind it."""
         if not is_commit(name, args) or next(self.count) != self.at:
             return await call()
-        if self.behind:
-            await call()
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("it lives on")
+        done = await call() if self.behind else None
+        os.kill(os.getpid(), self.end)
+        return done if self.behind else await call()  # it was only stopped
 
 
 def in_child(body: Callable[[], None]) -> bool:
     """Run something in a forked child; whether it was killed. Any other death fails the test."""
+    _, status = os.waitpid(begin_child(body), 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the child has failed"
+    return os.WIFSIGNALED(status)
+
+
+def begin_child(body: Callable[[], None]) -> int:
+    """Begin something in a forked child; its id."""
     child = os.fork()
     if not child:
         code = 1
@@ -58,9 +66,7 @@ def in_child(body: Callable[[], None]) -> bool:
             sys.__stderr__.write(f"in the child: {error!r}\n")  # type: ignore[union-attr]
         finally:
             os._exit(code)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "the child has failed"
-    return os.WIFSIGNALED(status)
+    return child
 
 
 class Later(BlockingRuntime):

@@ -6,8 +6,11 @@ twice, or not at all, shows."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +19,8 @@ import pytest
 
 import interlock.sync
 from cases.faults import is_commit
-from interlock import SagaError
-from saga.test_saga_kills import LEASE_SECONDS, Killing, Later, in_child, recover_until_quiet
+from interlock import BackendUnavailableError, SagaError
+from saga.test_saga_kills import LEASE_SECONDS, Killing, Later, begin_child, in_child, recover_until_quiet
 
 PLACES = ("here", "there", "both")
 
@@ -180,6 +183,41 @@ def test_recovery_is_killed_at_every_write_too(url: str, places: Any, where: str
         with Two(*paths) as two:
             assert two.state() == before, at
         if not killed and at > 3:  # the first may be refused, while the dead coordinator's lease stands
+            break
+
+
+class Stopping(Steady):
+    """Stops the process at a commit instead of killing it."""
+
+    end = signal.SIGSTOP
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("where", ["here", "both"])
+def test_a_recovery_that_is_stopped_takes_nothing_back_twice(
+    url: str, places: Any, where: str, behind: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one takes over meanwhile; the first goes on, and has nothing to say any more."""
+    if not url.startswith("sqlite"):
+        pytest.skip("the same on servers, at their pace")
+    for at in itertools.count(2):
+        paths, before = prepared(places)
+        assert in_child(lambda: coordinate(paths, LAST[where], True, where, fails=False))  # noqa: B023
+        with monkeypatch.context() as patched:
+            patched.setattr(sys.modules[__name__], "Steady", Stopping)
+            child = begin_child(lambda: (recover(paths, at, behind), None)[1])  # type: ignore[func-returns-value]  # noqa: B023
+        _, status = os.waitpid(child, os.WUNTRACED)
+        stopped = os.WIFSTOPPED(status)
+        if stopped:
+            with contextlib.suppress(BackendUnavailableError):  # stopped while it held the file
+                assert not recover(paths).dead_letters
+            os.kill(child, signal.SIGCONT)
+            os.waitpid(child, 0)
+        recover(paths)
+        with Two(*paths) as two:
+            assert two.state() == before, at
+            assert list(two.here.dead_letters.list()) == []
+        if not stopped and at > 3:
             break
 
 
