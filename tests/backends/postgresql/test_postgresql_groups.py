@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -247,14 +247,33 @@ def test_a_snapshot_that_hides_a_commit_in_a_range_is_refused(postgresql_url: st
     at_store(postgresql_url, schema, body)
 
 
-def test_a_commit_that_is_cancelled_in_the_queue_has_not_happened(postgresql_url: str, schema: str) -> None:
+@pytest.fixture
+def under_way(monkeypatch: pytest.MonkeyPatch) -> Callable[[], asyncio.Event]:
+    """Makes an event of the next call: set when its commits are out of the queue and it is about to be sent."""
+
+    def watch() -> asyncio.Event:
+        event, call = asyncio.Event(), groups.call
+
+        def noticed(jobs: Sequence[groups.Job]) -> tuple[str, tuple[Any, ...]]:
+            event.set()
+            return call(jobs)
+
+        monkeypatch.setattr(groups, "call", noticed)
+        return event
+
+    return watch
+
+
+def test_a_commit_that_is_cancelled_in_the_queue_has_not_happened(
+    postgresql_url: str, schema: str, under_way: Callable[[], asyncio.Event]
+) -> None:
     async def body(store: Subject) -> None:
         await store.commit({HOT: put(0)})
         snapshot = await store.backend.snapshot()
         requests = [await store.request({HOT: put(n)}, snapshot=snapshot) for n in range(10)]  # one in each call
+        begun = under_way()
         tasks = [asyncio.ensure_future(store.backend.commit(request)) for request in requests]
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await begun.wait()
         for task in tasks[5:]:
             task.cancel()
         answers = await asyncio.gather(*tasks, return_exceptions=True)
@@ -266,7 +285,9 @@ def test_a_commit_that_is_cancelled_in_the_queue_has_not_happened(postgresql_url
     at_store(postgresql_url, schema, body)
 
 
-def test_who_would_wait_for_a_call_under_way_holds_nobody_up(postgresql_url: str, schema: str) -> None:
+def test_who_would_wait_for_a_call_under_way_holds_nobody_up(
+    postgresql_url: str, schema: str, under_way: Callable[[], asyncio.Event]
+) -> None:
     """Commits of a key that is being written stay at home; whoever touches something else passes them."""
 
     async def body(store: Subject) -> None:
@@ -274,9 +295,9 @@ def test_who_would_wait_for_a_call_under_way_holds_nobody_up(postgresql_url: str
         snapshot = await store.backend.snapshot()
         hot = [await store.request({HOT: add(1)}, snapshot=snapshot) for _ in range(20)]
         cold = [await store.request({key("k", n): put(n)}, snapshot=snapshot) for n in range(5)]
+        begun = under_way()
         first = asyncio.ensure_future(store.backend.commit(hot[0]))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)  # its call is under way
+        await begun.wait()
         late = [asyncio.ensure_future(store.backend.commit(request)) for request in [*hot[1:], *cold]]
         replies = await asyncio.gather(first, *late)
         groups_of = [transaction_of(reply) for reply in replies]
