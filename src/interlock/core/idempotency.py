@@ -57,22 +57,21 @@ class Record(msgspec.Struct, frozen=True):
 
     def put(self, fingerprint: bytes, transaction: TransactionId) -> Put:
         """The write. Raises `ValueRefusedError` if the result cannot be stored."""
-        name, result = f"{transaction:032x}", self.result
+        name, result = transaction.to_bytes(16, "big"), self.result
         if result is None:
-            return Put(codec.freeze_plain((fingerprint, name, None, False)), self.ttl_seconds, False)
+            return Put(b"m" + _pack((fingerprint, name, None, False)), self.ttl_seconds, False)
         try:
             frozen = codec.freeze((fingerprint, name, result, False))
         except (ValueRefusedError, LimitExceededError) as error:
             typed = self._typed()
-            if typed is not None:
-                frozen = codec.freeze((fingerprint, name, typed, True))
-                return Put(frozen, ttl_seconds=self.ttl_seconds, listed=False)
-            raise ValueRefusedError(
-                "what the function returns is kept with its idempotency key, and this cannot be stored: "
-                f"{error.args[0]}",
-                path=getattr(error, "path", "$").replace("$[2]", "$", 1),
-            ) from error
-        return Put(frozen, ttl_seconds=self.ttl_seconds, listed=False)
+            if typed is None:
+                raise ValueRefusedError(
+                    "what the function returns is kept with its idempotency key, and this cannot be stored: "
+                    f"{error.args[0]}",
+                    path=getattr(error, "path", "$").replace("$[2]", "$", 1),
+                ) from error
+            frozen = codec.freeze((fingerprint, name, typed, True))
+        return Put(frozen, self.ttl_seconds, False)
 
     def _typed(self) -> bytes | None:
         """The result as a value of the resource's own type; None if it is not one."""
@@ -108,7 +107,6 @@ class Stored(msgspec.Struct, frozen=True):
     fingerprint: bytes
     transaction_id: str
     result: Any
-    typed: bool = False
 
 
 def read_record(entry: Entry | None, at: float, home: Resource | None) -> Stored | None:
@@ -117,13 +115,13 @@ def read_record(entry: Entry | None, at: float, home: Resource | None) -> Stored
     if entry is None or entry.value is None or (entry.expires_at is not None and entry.expires_at <= at):
         return None
     try:
-        stored = Stored(*codec.thaw(entry.value))
+        fingerprint, transaction, result, typed = codec.thaw(entry.value)
+        name = bytes.hex(transaction)
     except (ValueError, TypeError) as error:
         raise BackendCorruptError(f"an idempotency record cannot be read: {error}") from error
-    if not stored.typed:
-        return stored
-    result = codec.thaw(stored.result) if home is None else home.thaw(stored.result)
-    return Stored(stored.fingerprint, stored.transaction_id, result)
+    if typed:
+        result = codec.thaw(result) if home is None else home.thaw(result)
+    return Stored(fingerprint, name, result)
 
 
 def check_fingerprint(stored: bytes, wanted: bytes, idempotency_key: str) -> None:
@@ -166,10 +164,10 @@ def call_fingerprint(agent: str, fn: Callable[..., Any], arguments: tuple[Any, .
     over variables (they would not be bound), and for arguments that have no stored form: pass
     ``idempotency_fingerprint=`` then."""
     if type(fn) is FunctionType and not named:
-        binding = _bindable(fn)
-        if binding.names is not None and len(arguments) == len(binding.names):
-            in_order = arguments if len(arguments) < 2 else tuple([arguments[place] for place in binding.places])
-            plain = _of_plain_call(agent, binding.names, in_order)
+        names, places, count = (binding := _bindable(fn)).names, binding.places, len(arguments)
+        if names is not None and count == len(names):
+            in_order = arguments if count < 2 else tuple([arguments[place] for place in places])
+            plain = _of_plain_call(agent, names, in_order)
             if plain is not None:
                 return plain
     inner, arguments, named = _look_through(fn, arguments, named)
@@ -211,8 +209,9 @@ def _bind(
 def _of_plain_call(agent: str, names: tuple[str, ...], values: tuple[Any, ...]) -> bytes | None:
     """The fingerprint of a call with texts and small numbers, which nearly all arguments are; None if others are among
     them."""
-    if not _SIMPLE.issuperset(map(type, values)):
-        return None
+    for value in values:
+        if type(value) not in _SIMPLE:
+            return None
     try:
         raw = _pack(("plain call", agent, names, values))
         return raw if len(raw) <= _OWN_FINGERPRINT_BYTES else _fingerprint(raw)

@@ -314,7 +314,7 @@ async def run_keyed(running: Running, key: str) -> Any:
                 value = await value
             else:
                 value = await other_colour(fn, value, engine.runtime.suspends)
-            running.add_record(txn, record, value)
+            txn.records = {record: Record(key, running.fingerprint, value, engine.idempotency_ttl_seconds, home)}
             if not commit_now(txn):
                 await commit(txn)
             return value

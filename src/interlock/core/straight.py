@@ -110,7 +110,7 @@ def _with_records(
     txn: Transaction, records: dict[Key, Record], absent: tuple[Key, ...]
 ) -> tuple[dict[Key, Write], tuple[Key, ...]]:
     """What is written, and what must not be there, with the idempotency records."""
-    writes = dict(txn.writes)
+    writes = txn.writes.copy()
     for key, record in records.items():
         writes[key] = record.put(record.fingerprint or footprint(txn), txn._id)
     return writes, (*absent, *records)

@@ -8,7 +8,7 @@ from typing import Any
 
 from interlock.core.commit import commit
 from interlock.core.engine import Engine
-from interlock.core.idempotency import operation_name
+from interlock.core.idempotency import Record, operation_name
 from interlock.core.options import DEFAULTS
 from interlock.core.running import Running, other_colour
 from interlock.core.space import Resource
@@ -54,7 +54,7 @@ def run_keyed(running: Running, key: str) -> Any:
             value = running.fn(AgentSession(txn, home), *running.arguments)
             if value is not None and hasattr(value, "__await__"):
                 step(other_colour(running.fn, value, suspends=False))
-            running.add_record(txn, record, value)
+            txn.records = {record: Record(key, running.fingerprint, value, engine.idempotency_ttl_seconds, home)}
             if not commit_now(txn):
                 step(commit(txn))
             return value
