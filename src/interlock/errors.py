@@ -298,7 +298,10 @@ class IdempotencyMismatchError(TransactionError):
 
 
 class IdempotencyInProgressError(TransactionError):
-    """The idempotency key is being used at this moment and the result is not known yet."""
+    """The idempotency key is being used at this moment and the result is not known yet.
+
+    Nothing raises it: of two commits with one key the second replays the first, and an effect that is under way is an
+    `EffectInProgressError`. It is here because programs already name it in ``except``."""
 
     code = "idempotency_in_progress"
     advice = "Wait for the running call, or try again later with the same key."

@@ -220,16 +220,16 @@ def test_python_calls_of_a_session() -> None:
         async with stock.session() as session:
             await increase(session, "apples")
 
-    assert python_calls(work) <= 20
+    assert python_calls(work) <= 19
 
 
 def test_python_calls_of_run() -> None:
-    assert python_calls(lambda stock: stock.run(increase, "apples")) <= 20
+    assert python_calls(lambda stock: stock.run(increase, "apples")) <= 18
 
 
 def test_python_calls_of_run_with_an_idempotency_key() -> None:
     keys = iter(range(10))
-    assert python_calls(lambda stock: stock.run(increase, "apples", idempotency_key=f"order-{next(keys)}")) <= 45
+    assert python_calls(lambda stock: stock.run(increase, "apples", idempotency_key=f"order-{next(keys)}")) <= 29
 
 
 def test_python_calls_of_a_synchronous_session() -> None:
@@ -237,16 +237,16 @@ def test_python_calls_of_a_synchronous_session() -> None:
         with stock.session() as session:
             increase_now(session, "apples")
 
-    assert stepped_calls(work) <= 20
+    assert stepped_calls(work) <= 19
 
 
 def test_python_calls_of_synchronous_run() -> None:
-    assert stepped_calls(lambda stock: stock.run(increase_now, "apples")) <= 20
+    assert stepped_calls(lambda stock: stock.run(increase_now, "apples")) <= 18
 
 
 def test_python_calls_of_synchronous_run_with_an_idempotency_key() -> None:
     keys = iter(range(10))
-    assert stepped_calls(lambda stock: stock.run(increase_now, "apples", idempotency_key=f"order-{next(keys)}")) <= 47
+    assert stepped_calls(lambda stock: stock.run(increase_now, "apples", idempotency_key=f"order-{next(keys)}")) <= 29
 
 
 # --- statements -------------------------------------------------------------------------------------------------------

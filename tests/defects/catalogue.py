@@ -196,6 +196,24 @@ ENGINE = (
         (MEMORY, "-k", "test_anomalies or version or machine"),
     ),
     Defect(
+        "the direct way does not judge what was read",
+        "interlock.backends.memory.direct",
+        (("                if get(key) is not found:", "                if False:"),),
+        ("tests/backends/test_memory_backend.py", "-k", "direct"),
+    ),
+    Defect(
+        "the direct way does not judge what has to be absent",
+        "interlock.backends.memory.direct",
+        (("if entry is not None and entry.value is not None:", "if False:"),),
+        ("tests/backends/test_memory_backend.py", "-k", "direct"),
+    ),
+    Defect(
+        "the direct way sees half a commit",
+        "interlock.backends.memory.direct",
+        (("if state.pending is None and state.token is at else None", "if state.token is at else None"),),
+        ("tests/backends/test_memory_backend.py", "-k", "look"),
+    ),
+    Defect(
         "clears come after writes",
         "interlock.backends.memory.performing",
         (

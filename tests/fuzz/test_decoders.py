@@ -123,7 +123,9 @@ def _orders(content: bytes) -> None:
     read_export(content, {"a"})
 
 
-records = st.tuples(st.binary(max_size=16), st.binary(min_size=16, max_size=16), values, st.booleans()).map(codec.freeze)
+records = st.tuples(st.binary(max_size=16), st.binary(min_size=16, max_size=16), values, st.booleans()).map(
+    codec.freeze
+)
 tokens = st.builds(
     Token, st.integers(0, 2**63), st.integers(0, 2**31), st.integers(0, 2**63), st.binary(max_size=8)
 ).map(cursor_of)
