@@ -17,7 +17,7 @@ from sqlite_support import Store, Worker, add, delete, ended, go, in_threads, ke
 from interlock.backends.sqlite import newest
 from interlock.backends.sqlite.locking import COMMITTER
 from interlock.errors import BackendUnavailableError
-from interlock.model import CommitRefused, Put, Token
+from interlock.model import ABSENT, CommitRefused, Put, Token
 
 
 @pytest.fixture
@@ -262,3 +262,13 @@ def test_memory_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not kept(store, key("n", 0))
     assert kept(store, key("n", 299))
     assert store.value(key("n", 0)) == 0
+
+
+def test_what_is_written_again_and_again_pushes_nothing_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(newest, "_HALF_BYTES", 20_000)
+    once, often = key("once"), key("often")
+    store.commit({once: number(1)})
+    for part in range(200):
+        store.commit({often: number(part)}, guards={key("rules"): ABSENT})
+    assert kept(store, once)
+    assert kept(store, key("rules"))

@@ -215,15 +215,20 @@ class Newest:
         young = self._young
         size = self._bytes
         for key in keys:
-            if key not in rows:
+            if key not in rows and young.get(key, _MISSING) is not None:
                 young[key] = None
                 size += _ROW_BYTES
         for key, row in rows.items():
-            if len(row[VALUE] or b"") <= _LONG_BYTES:
-                young[key] = row
-                size += _size(row)
-            else:
+            before = young.get(key)
+            if before is row:
+                continue
+            value = row[VALUE]
+            length = 0 if value is None else len(value)
+            if length > _LONG_BYTES:
                 self._drop(key)
+                continue
+            young[key] = row
+            size += length + _ROW_BYTES if before is None else length - len(before[VALUE] or b"")
         if size > _HALF_BYTES:
             self._old, self._young, size = young, {}, 0
         self._bytes = size
