@@ -150,14 +150,17 @@ class Newest:
         self._number, self._page = lock.enlist()
         self.now = now
 
-    def check(self, connection: Connection) -> None:
-        """A write transaction has begun: forget everything if anybody else has committed since the last."""
-        version = connection.execute("PRAGMA data_version").fetchone()[0]
-        if version != self._version:
+    def check(self, connection: Connection) -> bool:
+        """A write transaction has begun: forget everything if anybody else has committed since the last. Whether
+        somebody has."""
+        before, version = self._version, connection.execute("PRAGMA data_version").fetchone()[0]
+        if version != before:
             self.forget()
             self._version = version
-        elif self._shown is not None:
+            return before >= 0
+        if self._shown is not None:
             self._take_over(self._shown)
+        return False
 
     def _take_over(self, shown: Shown) -> None:
         """Keep what readers have found in the newest state. They may go on looking: what is added is true of it."""

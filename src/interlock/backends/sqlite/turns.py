@@ -14,8 +14,9 @@ than that moment make it useless, so it is tried less and less often while nobod
 never for safety.
 
 **Alone** is a caller as long as the last batches had one job each, so that waiting for others would bring nothing, and
-as long as there was no conflict lately: where there are conflicts, turns are to be kept, and only the thread can do
-that.
+as long as there was neither a conflict nor a commit of another process lately. Where there are conflicts, turns are to
+be kept, and only the thread can do that. Where there are other processes, a caller who comes again at once might take
+the queue lock before the kernel has woken whoever waits for it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ KEPT_SECONDS: Final = 0.002
 """How long a turn is kept."""
 _DOUBLINGS: Final = 6
 _SHARED_BATCHES: Final = 64
-"""For so many batches after a conflict no caller is alone."""
+"""For so many batches after that no caller is alone."""
 _DECAY: Final = 0.9
 _GATHERING_SECONDS: Final = 0.004
 _LEAST_SECONDS: Final = 0.0001
@@ -84,8 +85,8 @@ class Turns:
         """Whether callers have come one by one, and without conflicts."""
         return self._expected <= 1.0 and not self._shared
 
-    def conflict(self) -> None:
-        """A batch has refused somebody for a conflict."""
+    def share(self) -> None:
+        """A batch has refused somebody for a conflict, or found that another process has committed."""
         self._shared = _SHARED_BATCHES
 
     def note(self, count: int, sync_seconds: float) -> None:

@@ -107,9 +107,8 @@ class Writer:
     def put(self, job: Job) -> bool:
         """Ask for something; False if the writer has stopped and will not answer."""
         self._queue.put(job)
-        turns = self._turns
-        if turns.wanted and self._queue.qsize() >= turns.wanted:
-            turns.tell()
+        if self._turns.wanted and self._queue.qsize() >= self._turns.wanted:
+            self._turns.tell()
         return not (self._stopped and job.take())
 
     def do(self, job: Job) -> bool:
@@ -278,7 +277,8 @@ class Writer:
 
     def _decide(self, connection: Connection, jobs: list[Job], answers: Answers) -> None:
         newest = self._newest
-        newest.check(connection)
+        if newest.check(connection):
+            self._turns.share()
         batch = Batch(connection, self._opened.store, self._opened.now(), self._known, self._new_id, newest)
         wanted: set[Key] = set()
         for job in jobs:
@@ -291,7 +291,7 @@ class Writer:
             except _REFUSALS as refusal:
                 if type(refusal) is CommitRefused:
                     self._conflict = True
-                    self._turns.conflict()
+                    self._turns.share()
                 results.append((job, refusal.with_traceback(None)))
         if batch.feed or batch.compacted:
             batch.flush()
