@@ -52,13 +52,25 @@ def encode(key: object) -> bytes:
     else:
         raise UsageError(f"a key is a str or a tuple of str and int, not {type(key).__name__}")
     if len(raw) > KEY_BYTES:
-        raise LimitExceededError(
-            f"a key of {len(raw)} encoded bytes is longer than {KEY_BYTES}; store a hash of it",
-            limit="key_bytes",
-            allowed=KEY_BYTES,
-            found=len(raw),
-        )
+        raise _too_long(raw)
     return raw
+
+
+def extended(raw: bytes, part: str | int) -> bytes:
+    """The bytes of a tuple that has one more part than the one whose bytes these are. Raises as `encode` does."""
+    longer = raw + _part(part)
+    if len(longer) > KEY_BYTES:
+        raise _too_long(longer)
+    return longer
+
+
+def _too_long(raw: bytes) -> LimitExceededError:
+    return LimitExceededError(
+        f"a key of {len(raw)} encoded bytes is longer than {KEY_BYTES}; store a hash of it",
+        limit="key_bytes",
+        allowed=KEY_BYTES,
+        found=len(raw),
+    )
 
 
 def _part(part: object) -> bytes:

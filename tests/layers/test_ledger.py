@@ -8,7 +8,7 @@ import pytest
 
 from cases.faults import LostReplies
 from cases.support import World, everywhere
-from interlock import BackendCorruptError, ConflictError, SchemaMismatchError, UsageError, codec
+from interlock import BackendCorruptError, ConflictError, LimitExceededError, SchemaMismatchError, UsageError, codec
 from interlock.core.carrying import Guard, carry
 from interlock.layers.ledger import Kind, Ledger
 from interlock.model import ABSENT, Clash, CommitRefused, CommitRequest, Delete, Put
@@ -25,6 +25,10 @@ def test_kinds_do_not_share_keys() -> None:
     assert first != second
     assert Kind("note").parts(first) == ("book", 1)
     assert Kind("note").parts(Kind("note").key("one")) == ("one",)
+    for part in (2, -2, 1 << 70, "two", "with\0nothing"):
+        assert NOTE.extended(NOTE.key("book", 1), part) == NOTE.key("book", 1, part)
+    with pytest.raises(LimitExceededError):
+        NOTE.extended(NOTE.key("book", 1), "x" * 4096)
     span = NOTE.span("book")
     assert span.start <= first < span.stop
     assert not span.start <= second < span.stop

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import gc
 import itertools
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -27,7 +30,8 @@ from interlock import (
     compensable,
 )
 from interlock.layers.ledger import Ledger
-from interlock.saga import journal, registry
+from interlock.saga import journal, recorded, registry
+from interlock.saga.records import declare
 
 _serial = itertools.count()
 
@@ -293,6 +297,27 @@ def test_a_durable_saga_is_not_nested_but_others_nest_in_it(store: Any) -> None:
         raise Boom
     assert [line[0] for line in taken()] == ["reserve", "reserve", "release", "release"]
     assert store.recover(older_than_seconds=0) == interlock.RecoveryReport()
+
+
+def test_the_names_of_functions_are_looked_up_once_for_those_that_stay() -> None:
+    """The same functions have the same names, others their own, and nothing keeps a function that would go."""
+
+    def names(fn: Any, undo: Any) -> Any:
+        return recorded.names_of(declare(fn, ("a", 1), {}, None, undo=undo))
+
+    first = names(reserve, release)
+    assert first == (registry.path_of(reserve), registry.path_of(release), None)
+    assert names(reserve, release) is first
+    assert names(reserve, release_any)[1] == registry.path_of(release_any)
+    passing = weakref.ref(made := functools.partial(reserve))
+    assert names(made, release)[0] == first[0]
+    del made
+    gc.collect()
+    assert passing() is None
+    for fn, undo in ((lambda sku, count: None, release), (reserve, lambda result: None)):
+        for _ in range(2):
+            with pytest.raises(UsageError, match="found again"):
+                names(fn, undo)
 
 
 def test_a_step_costs_two_commits() -> None:

@@ -156,10 +156,15 @@ class Contest:
             writes[waits] = Delete()
         self.sent = True
         try:
-            done = await self.ledger.commit(
-                writes, expectations, agent=tenure.agent, durable=granting and place.durable, quiet=True,
-                fetch=fetch, snapshot=self.token or self.desk.token, operation=OPERATION,
-            )  # fmt: skip
+            if granting and place.durable and not fetch:  # waits for the disk, and may do so with others
+                done = await self.ledger.gathered(
+                    writes, expectations, agent=tenure.agent, snapshot=self.token or self.desk.token
+                )
+            else:
+                done = await self.ledger.commit(
+                    writes, expectations, agent=tenure.agent, durable=granting and place.durable, quiet=True,
+                    fetch=fetch, snapshot=self.token or self.desk.token, operation=OPERATION,
+                )  # fmt: skip
         except CommitRefused as refused:
             if tenure.version is not None:
                 await self._still_alive(refused)

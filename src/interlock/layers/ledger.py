@@ -92,6 +92,11 @@ class Kind:
         """The stored key of a record. Raises `UsageError` or `LimitExceededError` for parts that make no key."""
         return keys.SYSTEM + self.name.encode() + keys.encode(parts)
 
+    def extended(self, key: Key, part: Part) -> Key:
+        """The stored key with one more part. Raises as `key` does."""
+        start = 1 + len(self.name)
+        return key[:start] + keys.extended(key[start:], part)
+
     def parts(self, key: Key) -> tuple[Part, ...]:
         """The parts of a stored key of this kind."""
         found = keys.decode(key[1 + len(self.name) :])

@@ -77,10 +77,15 @@ async def release(desk: Desk, ledger: Ledger, tenure: Tenure, places: Sequence[P
             if not writes:
                 break
             try:
-                done = await ledger.commit(
-                    writes, expectations, agent=tenure.agent, durable=False, quiet=True, snapshot=reading.token,
-                    operation=OPERATION,
-                )  # fmt: skip
+                if place.durable:  # a lease, for which nobody waits in the middle of a transaction
+                    done = await ledger.gathered(
+                        writes, expectations, agent=tenure.agent, durable=False, snapshot=reading.token
+                    )
+                else:
+                    done = await ledger.commit(
+                        writes, expectations, agent=tenure.agent, durable=False, quiet=True, snapshot=reading.token,
+                        operation=OPERATION,
+                    )  # fmt: skip
             except (CommitRefused, SnapshotTooOldError):
                 continue
             expired = tenure.strict and (pulse is None or pulse.value is None or is_expired(pulse, reading.at))

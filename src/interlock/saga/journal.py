@@ -105,6 +105,7 @@ class Journal:
         """The engine's time when the journal was read."""
         self._unwritten = False
         """Whether this run has begun without a record so far."""
+        self._prefix = b""
         self._keys: dict[Place, Key] = {}
         self._puts: dict[Place, Put] = {}
         """The steps as they were last encoded."""
@@ -127,7 +128,9 @@ class Journal:
         """Where a step of this run lies."""
         key = self._keys.get(place)
         if key is None:
-            key = self._keys[place] = STEPS.key(self.name, self.saga_id, self.run, place)
+            prefix = self._prefix or STEPS.key(self.name, self.saga_id, self.run)
+            self._prefix = prefix
+            key = self._keys[place] = STEPS.extended(prefix, place)
         return key
 
     def letter_id(self, place: Place) -> str:
@@ -175,6 +178,7 @@ class Journal:
     def _forget_steps(self) -> None:
         """Another run: its steps have other keys."""
         self.steps.clear()
+        self._prefix = b""
         self._keys.clear()
         self._puts.clear()
 

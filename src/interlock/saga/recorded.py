@@ -56,29 +56,62 @@ def load_result(fn: Any, undo: Any, stored: Stored) -> Any:
     return load_value(stored, lambda: result_hint(fn, undo), f"the result of {name_of(fn)}")
 
 
+_Names = tuple[str, str | None, str | None]
+_names: dict[tuple[int, int, int], tuple[tuple[Any, Any, Any], _Names]] = {}
+"""Under which names the functions of a step are found again: by the identities of the functions, which the entry holds,
+so that these identities stay theirs. Only of functions that live as long as the process anyway."""
+_NAMES = 4096
+_PLAIN = frozenset((str, int, bool, type(None)))
+
+
+def names_of(record: StepRecord) -> _Names:
+    """The names of a step's function, undo and verify. Raises `UsageError` where no other process would."""
+    functions = record.source, record.undo_source, record.verify_source
+    key = id(functions[0]), id(functions[1]), id(functions[2])
+    known = _names.get(key)
+    if known is not None:
+        return known[1]
+    for what, fn in zip(("step", "undo", "verify"), functions, strict=True):
+        if fn is not None:
+            _check_found_again(what, fn)
+    source, undo, verify = functions
+    names = path_of(source), None if undo is None else path_of(undo), None if verify is None else path_of(verify)
+    if all(fn is None or _stays(fn) for fn in functions):
+        if len(_names) >= _NAMES:
+            _names.clear()
+        _names[key] = functions, names
+    return names
+
+
+def _check_found_again(what: str, fn: Any) -> None:
+    own = declared(unwrapped(fn)[0])
+    if own is not None and own.name is not None:
+        return
+    inner = unwrapped(fn)[0] if own is None else own.fn
+    if (
+        "<" in getattr(inner, "__qualname__", "<")
+        or not _is_of_a_module(inner)
+        or (fn is not inner and what != "step" and own is None)
+    ):
+        raise UsageError(
+            f"the {what} {name_of(fn)} of a durable saga must be found again by its name from another process: use "
+            "a function of a module, or @compensable(name=...)"
+        )
+
+
+def _stays(fn: Any) -> bool:
+    """Whether a function is kept by its module, or by the registry."""
+    return declared(fn) is not None or (type(fn) is FunctionType and fn.__closure__ is None)
+
+
 def check_durable(record: StepRecord) -> None:
     """Raises `UsageError` for functions that no other process could find again."""
-    for what, fn in (("step", record.source), ("undo", record.undo_source), ("verify", record.verify_source)):
-        if fn is None:
-            continue
-        own = declared(unwrapped(fn)[0])
-        if own is not None and own.name is not None:
-            continue
-        inner = unwrapped(fn)[0] if own is None else own.fn
-        if (
-            "<" in getattr(inner, "__qualname__", "<")
-            or not _is_of_a_module(inner)
-            or (fn is not inner and what != "step" and own is None)
-        ):
-            raise UsageError(
-                f"the {what} {name_of(fn)} of a durable saga must be found again by its name from another process: use "
-                "a function of a module, or @compensable(name=...)"
-            )
+    names = names_of(record)
     if record.undo is not None:
         assert record.plan is not None
-        if "state" in (*record.plan.positional, *record.plan.keywords):
+        if "state" in record.plan.positional or "state" in record.plan.keywords:
             raise UsageError("the undo of a durable saga may run in another process, where there is no state: pass ids")
-        note_undo(record.undo_source)
+        note_undo(record.undo_source, names[1])
 
 
 def _is_of_a_module(fn: Any) -> bool:
@@ -88,16 +121,18 @@ def _is_of_a_module(fn: Any) -> bool:
 
 def facts_of(frame: Frame, record: StepRecord) -> dict[str, Any]:
     """What a step's record says before it is called: all that its undo needs."""
-    given = dict(record.named)
-    given.pop("idempotency_key", None)
-    raw = codec.canonical([list(record.arguments), given])
+    given = {name: value for name, value in record.named.items() if name != "idempotency_key"}
+    call = [list(record.arguments), given]
+    plain = not given and _PLAIN.issuperset(map(type, record.arguments))  # there is nothing to be put in order
+    raw = codec.freeze(call) if plain else codec.canonical(call)
+    path, undo, verify = names_of(record)
     record.key = frame.step_key(record)
     facts: dict[str, Any] = {
-        "fn": path_of(record.source),
+        "fn": path,
         "label": record.label(),
         "print": hashlib.blake2b(raw, digest_size=16).digest(),
         "key": record.key,
-        "verify": None if record.verify_source is None else path_of(record.verify_source),
+        "verify": verify,
     }
     plan = record.plan
     if record.undo is None or plan is None:
@@ -109,7 +144,7 @@ def facts_of(frame: Frame, record: StepRecord) -> dict[str, Any]:
     for name in wanted:
         kept[name] = store_value(bound[name], _hint(record, name), what_of(record.undo, name))
     facts |= {
-        "undo": path_of(record.undo_source),
+        "undo": undo,
         "plan": [plan.count, list(plan.positional), list(plan.keywords)],
         "kept": kept,
         "positional": [

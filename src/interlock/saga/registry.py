@@ -36,9 +36,9 @@ def register(made: Any, own: Declared) -> None:
     _registered[path] = made
 
 
-def note_undo(undo: Any) -> None:
-    """Make a function known that this program itself has used as an undo."""
-    _registered.setdefault(path_of(undo), undo)
+def note_undo(undo: Any, path: str | None = None) -> None:
+    """Make a function known that this program itself has used as an undo; ``path``: its name, where it is known."""
+    _registered.setdefault(path_of(undo) if path is None else path, undo)
 
 
 def _place(own: Declared | None) -> tuple[Any, Any]:
