@@ -119,6 +119,22 @@ async def test_a_read_only_session_with_a_staged_effect_commits(world: World) ->
 
 
 @everywhere
+async def test_the_feed_names_the_effects_of_a_commit(world: World) -> None:
+    store = world.open()
+    cursor = await store.log.head()
+    async with store.resource("stock").session(run_id="run 7") as session:
+        await session.write("sku", 1)
+        await session.stage("email", {"to": "ann"}, key="order-1")
+        await session.stage("sms", None, key="order-1")
+    async with store.resource("stock").session() as session:
+        await session.write("sku", 2)
+    changes = [change async for change in store.log.changes(cursor)]
+    assert [set(change.effects) for change in changes] == [{("email", "order-1"), ("sms", "order-1")}, set()]
+    assert changes[0].run_id == "run 7"
+    assert set(changes[0].writes) == {("stock", "sku")}
+
+
+@everywhere
 async def test_attempts_that_lose_stage_nothing(world: World) -> None:
     store, rival = world.open(), world.open()
     stock = store.resource("stock")

@@ -210,6 +210,17 @@ def test_what_is_no_store_of_this_world_is_refused(store: Any, other: Any) -> No
             store.recover(stores=stores)
 
 
+def test_the_feed_says_which_saga_a_transaction_belongs_to(store: Any, other: Any) -> None:
+    cursors = store.log.head(), other.log.head()
+    with pytest.raises(Boom), store.saga("move", id="m1") as saga:
+        saga.transact(store.resource("goods"), put, 1)
+        saga.transact(other.resource("goods"), put, 2)
+        raise Boom
+    for each, cursor in zip((store, other), cursors, strict=True):
+        runs = [(change.run_id, change.operation.rpartition(".")[2]) for change in each.log.changes(cursor)]
+        assert runs == [("move/m1", "put"), ("move/m1", "undo of a transaction")]
+
+
 def test_a_recovery_by_name(store: Any) -> None:
     for name in ("move", "other"):
         with pytest.raises(Boom), store.saga(name, id="m1") as saga:

@@ -146,6 +146,7 @@ def change_form(change: Change) -> dict[str, Any]:
         ],
         "spans": [list(span) for span in change.spans],
         "writes": [_write_form(resource, key, written) for (resource, key), written in change.writes.items()],
+        "effects": [{"effect": effect, "key": key} for effect, key in change.effects],
     }
 
 
@@ -169,6 +170,7 @@ def _operation_form(kind: str, operand: Any, floor: Any, ceiling: Any) -> dict[s
 
 def _change_cells(change: Change) -> tuple[str, ...]:
     writes = [_said(resource, key, written) for (resource, key), written in change.writes.items()]
+    writes += [printable(f"staged {effect} {key}") for effect, key in change.effects]
     return (
         shown_time(change.at),
         printable(change.agent),

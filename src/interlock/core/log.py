@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from interlock import codec, keys
 from interlock.core.cursors import cursor_of, token_of
@@ -18,6 +18,9 @@ from interlock.model import Delete, Merge, Put, Settled, Span, Write
 
 _PAGE = 500
 _POLL_SECONDS = 3600.0
+
+_STAGED: Final = keys.SYSTEM + b"outbox"
+"""Where the layer of effects lists what was staged: a put there is an effect of the transaction."""
 
 Cursor = str
 Place = tuple[str, Key]
@@ -40,7 +43,9 @@ class Change:
     time.
 
     ``reads`` maps (resource, key) to the version that was read, None for a key that did not exist. ``spans`` lists the
-    ranges read, as hexadecimal bounds. ``writes`` maps (resource, key) to what was done."""
+    ranges read, as hexadecimal bounds. ``writes`` maps (resource, key) to what was done. ``effects`` are those that
+    were staged, as (effect, key). ``run_id`` is that of the call; of a transaction that is a step of a durable saga it is
+    the saga, ``name/id``."""
 
     cursor: Cursor
     transaction_id: str
@@ -54,11 +59,13 @@ class Change:
     reads: Mapping[Place, str | None]
     spans: tuple[tuple[str, str], ...]
     writes: Mapping[Place, Written]
+    effects: tuple[tuple[str, str], ...] = ()
 
 
 def change_of(record: Record) -> Change:
-    """The public form of a feed record; system keys are left out."""
+    """The public form of a feed record; system keys are left out, but for effects that were staged."""
     writes: dict[Place, Written] = {}
+    effects = []
     for key in record.cleared:
         place = keys.split(key)
         if place is not None:
@@ -67,6 +74,9 @@ def change_of(record: Record) -> Change:
         place = keys.split(key)
         if place is not None:
             writes[place] = _written(write)
+        elif key.startswith(_STAGED) and type(write) is Put:
+            parts = list(keys.decode(key[len(_STAGED) :]))
+            effects.append((str(parts[1]), str(parts[0])))
     reads = {}
     for key, version in record.reads.items():
         place = keys.split(key)
@@ -85,6 +95,7 @@ def change_of(record: Record) -> Change:
         reads=reads,
         spans=tuple(_span(span) for span in record.spans),
         writes=writes,
+        effects=tuple(effects),
     )
 
 

@@ -117,6 +117,7 @@ async def apply(
     force: Any = None,
     put_back: PutBack | None = None,
     note: Callable[[Transaction], None] | None = None,
+    run_id: str | None = None,
 ) -> Transaction | None:
     """Take a transaction back. Raises `ConflictError`, naming who changed a value since; nothing is written then.
 
@@ -141,7 +142,8 @@ async def apply(
 
     fn: Callable[[Transaction], Coroutine[Any, Any, None] | None] = body if engine.runtime.suspends else plain
     body.__qualname__ = plain.__qualname__ = "undo of a transaction"
-    chosen = choose({"agent": agent, "detached": True, "isolation": "serializable"}, retries=True)
+    options = {"agent": agent, "detached": True, "isolation": "serializable", "run_id": run_id}
+    chosen = choose(options, retries=True)
     running: Running = Running(engine, None, chosen, lambda txn, _home: txn, fn, ())
     try:
         await running.run()

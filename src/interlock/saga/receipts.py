@@ -127,7 +127,7 @@ class Receipt:
         found: dict[str, Any] | None = record.value
         return None if found is None or found["status"] == VOID else found
 
-    async def take_back(self, agent: str, others: Iterable[str], force: Any = None) -> None:
+    async def take_back(self, agent: str, saga: str, others: Iterable[str], force: Any = None) -> None:
         """Take the transaction back, once, whoever asks how often. ``others``: receipts of the saga's other steps in
         this store. Raises as `apply`, and `UsageError` without a receipt."""
         keys = [self.key, *(RECEIPTS.key(each) for each in others)]
@@ -148,7 +148,7 @@ class Receipt:
             write = RECEIPTS.put(undone, ttl_seconds=self._kept)
             carry(txn, guards={self.key: Guard(record.expected, refused=_taken_over)}, writes={self.key: write})
 
-        await apply(self.engine, agent, facts["inverse"], int(facts["transaction"], 16), force, put_back, note)
+        await apply(self.engine, agent, facts["inverse"], int(facts["transaction"], 16), force, put_back, note, saga)
 
 
 def _taken_over(guard: Guard, clash: Clash) -> BaseException:

@@ -92,6 +92,7 @@ class Transacting:
         self.earlier: dict[str, Any] | None = None
         if frame.course.recorder is not None:
             options.setdefault("agent", frame.course.recorder.journal.agent)
+            options.setdefault("run_id", frame.course.recorder.journal.title)
         chosen = choose({**options, "detached": True}, retries=True)
         self.agent = chosen.agent or engine.agent or ""
         self._running = Forward(engine, home, chosen, handle, self._body(), arguments, original=fn)
@@ -226,7 +227,7 @@ class Transacting:
         if self.receipt is not None:
             assert recorder is not None
             others = receipts_in(recorder.journal, self.home_identity)
-            await self.receipt.take_back(self.agent, others, self.force)
+            await self.receipt.take_back(self.agent, recorder.journal.title, others, self.force)
         elif recorder is not None:
             await take_back(recorder.journal, place_of(self.record), self.force)
         elif self.pieces:
@@ -313,7 +314,7 @@ async def take_back(journal: Journal, place: Place, force: Any = None) -> None:
     def undone(txn: Transaction) -> dict[str, Any]:
         return {"status": "undone", "undo_transaction": transaction_text(txn.id)}
 
-    txn = await apply(journal.engine, agent, stored["inverse"], transaction, force, known, note)
+    txn = await apply(journal.engine, agent, stored["inverse"], transaction, force, known, note, journal.title)
     assert txn is not None
     journal.carried_done(place, undone(txn), None if txn.reply is None else txn.reply.version)
     journal.dropped_letter(place)
@@ -353,7 +354,7 @@ def recall(recorder: Recorder, record: StepRecord, stored: dict[str, Any]) -> No
     async def back() -> None:
         refuse_replayed(pieces, record.label())
         others = receipts_in(journal, stored["store"])
-        await receipt.take_back(stored.get("agent") or journal.agent, others)
+        await receipt.take_back(stored.get("agent") or journal.agent, journal.title, others)
 
     async def verify(key: str) -> Answer[Any]:
         found = await receipt.settle(journal.agent, await age_of(journal))
