@@ -44,8 +44,8 @@ class Change:
 
     ``reads`` maps (resource, key) to the version that was read, None for a key that did not exist. ``spans`` lists the
     ranges read, as hexadecimal bounds. ``writes`` maps (resource, key) to what was done. ``effects`` are those that
-    were staged, as (effect, key). ``run_id`` is that of the call; of a transaction that is a step of a durable saga it is
-    the saga, ``name/id``."""
+    were staged, as (effect, key). ``run_id`` is that of the call; of a transaction that is a step of a durable saga it
+    is the saga, ``name/id``."""
 
     cursor: Cursor
     transaction_id: str
