@@ -25,6 +25,7 @@ from interlock import (
 )
 from interlock.core.space import Space
 from interlock.layers.locks import LOCKS
+from interlock.model import CommitRefused
 from layers.support import records, silence
 from layers.test_leases import SHORT, take
 
@@ -325,6 +326,31 @@ async def test_two_that_make_a_shared_lock_exclusive(world: World) -> None:
     await stock.run(put, "n", 0)
     await asyncio.gather(*[stock.run(increment, **PESSIMISTIC, lock_timeout_seconds=60) for _ in range(6)])
     assert await stock.read("n") == 6
+
+
+class Refusals(Counted):
+    """Counts commits that were refused."""
+
+    refused = 0
+
+    async def around(self, name: str, args: tuple[Any, ...], call: Any) -> Any:
+        try:
+            return await super().around(name, args, call)
+        except CommitRefused:
+            self.refused += 1
+            raise
+
+
+@in_worlds("sqlite-async", "postgresql-async")
+async def test_different_keys_of_one_resource_are_not_in_each_other_s_way(world: World) -> None:
+    """All locks of a resource are one record, yet inside a process its changes never refuse each other."""
+    counted = Refusals(world.backend())
+    stock = world.over(counted).resource("stock")
+    keys = [f"k{number}" for number in range(8)]
+    await asyncio.gather(*[stock.run(increment, key, **PESSIMISTIC) for key in keys])
+    await asyncio.gather(*[stock.run(increment, key, **PESSIMISTIC) for key in keys])
+    assert [await stock.read(key) for key in keys] == [2] * len(keys)
+    assert counted.refused == 0
 
 
 @everywhere

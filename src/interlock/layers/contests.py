@@ -16,7 +16,10 @@ is granted anything after its tenure was ended.
 - Cancelled, interrupted or refused: whoever has queued, or does not know whether it was granted, has itself removed in
   the background (`Keeper.later`). What even that cannot reach runs out by itself.
 
-Calls of one process that want the same table take turns (`interlock.gates`) instead of refusing each other.
+Calls of one process that change the same table take turns (`interlock.gates`) instead of refusing each other, those
+that give back included. Whoever has the turn takes the table as this process has written it last, or reads it then, not
+before: so within a process no commit is refused because of another one, however many keys of a resource are locked at
+once. That is for speed; between processes, and where a turn is taken over because it lasts too long, commits decide.
 """
 
 from __future__ import annotations
@@ -71,13 +74,13 @@ class Contest:
         Raises what ``refusal`` makes when the time is over, `DeadlockError` for the victim of a ring, `LeaseLostError`
         if the owner was believed dead meanwhile, and what the backend raises."""
         place, desk = self.place, self.desk
-        guess = desk.tables.get(place.key, (ABSENT, EMPTY))
         fresh = False
         try:
             while True:
                 entered = await desk.gates.enter(place.key, self)
                 try:
-                    seconds = await self._turn(guess, fresh, until, refusal, fetch)
+                    known = await self._read() if fresh else desk.tables.get(place.key, (ABSENT, EMPTY))
+                    seconds = await self._turn(known, fresh, until, refusal, fetch)
                 finally:
                     if entered:
                         desk.gates.leave(place.key, self)
@@ -85,7 +88,7 @@ class Contest:
                     return self.done
                 if seconds > 0 and self.token is not None:
                     await self.ledger.backend.wait(self.token, seconds, (place.key,))
-                guess, fresh = await self._read(), True
+                fresh = True
         except BaseException:
             desk.tables.pop(place.key, None)
             if self.sent:

@@ -62,38 +62,49 @@ async def release(desk: Desk, ledger: Ledger, tenure: Tenure, places: Sequence[P
     """End a tenure and take it out of its tables. What is somebody else's by now is left alone; True if it was the
     owner's to the end."""
     owned = False
+    takes_turns = ledger.runtime is desk.engine.runtime
     for place in places:
-        while True:
-            reading = await ledger.backend.read((place.key, tenure.key, tenure.pulse_key))
-            _, mine, pulse = reading.entries
-            expected, table = table_of(place, reading.entries[0])
-            new = table.without((tenure.owner,))
-            writes, expectations = takeover(tenure.owner, mine, pulse)
-            del expectations[tenure.pulse_key]  # a renewal that comes in between changes nothing
-            live = mine is not None and mine.value is not None
-            if tenure.owner in table.seats:
-                writes[place.key], expectations[place.key] = put_table(place, new), expected
-                writes[WAITS.key(tenure.owner)] = Delete()
-            if not writes:
-                break
-            try:
-                if place.durable:  # a lease, for which nobody waits in the middle of a transaction
-                    done = await ledger.gathered(
-                        writes, expectations, agent=tenure.agent, durable=False, snapshot=reading.token
-                    )
-                else:
-                    done = await ledger.commit(
-                        writes, expectations, agent=tenure.agent, durable=False, quiet=True, snapshot=reading.token,
-                        operation=OPERATION,
-                    )  # fmt: skip
-            except (CommitRefused, SnapshotTooOldError):
-                continue
-            expired = tenure.strict and (pulse is None or pulse.value is None or is_expired(pulse, reading.at))
-            owned = owned or (live and not expired)
-            if place.key in writes and done.version is not None:
-                desk.remember(place, done.version if new.seats else ABSENT, new)
-            break
+        turn = object()
+        entered = takes_turns and await desk.gates.enter(place.key, turn)
+        try:
+            owned = await _leave(desk, ledger, tenure, place) or owned
+        finally:
+            if entered:
+                desk.gates.leave(place.key, turn)
     return owned
+
+
+async def _leave(desk: Desk, ledger: Ledger, tenure: Tenure, place: Place) -> bool:
+    """`release` of one table."""
+    while True:
+        reading = await ledger.backend.read((place.key, tenure.key, tenure.pulse_key))
+        _, mine, pulse = reading.entries
+        expected, table = table_of(place, reading.entries[0])
+        new = table.without((tenure.owner,))
+        writes, expectations = takeover(tenure.owner, mine, pulse)
+        del expectations[tenure.pulse_key]  # a renewal that comes in between changes nothing
+        live = mine is not None and mine.value is not None
+        if tenure.owner in table.seats:
+            writes[place.key], expectations[place.key] = put_table(place, new), expected
+            writes[WAITS.key(tenure.owner)] = Delete()
+        if not writes:
+            return False
+        try:
+            if place.durable:  # a lease, for which nobody waits in the middle of a transaction
+                done = await ledger.gathered(
+                    writes, expectations, agent=tenure.agent, durable=False, snapshot=reading.token
+                )
+            else:
+                done = await ledger.commit(
+                    writes, expectations, agent=tenure.agent, durable=False, quiet=True, snapshot=reading.token,
+                    operation=OPERATION,
+                )  # fmt: skip
+        except (CommitRefused, SnapshotTooOldError):
+            continue
+        if place.key in writes and done.version is not None:
+            desk.remember(place, done.version if new.seats else ABSENT, new)
+        expired = tenure.strict and (pulse is None or pulse.value is None or is_expired(pulse, reading.at))
+        return live and not expired
 
 
 def release_later(desk: Desk, tenure: Tenure, places: Sequence[Place]) -> None:
