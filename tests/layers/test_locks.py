@@ -305,6 +305,27 @@ async def test_the_last_to_queue_condemns_a_younger_one(world: World) -> None:
     await old.commit()
 
 
+@in_worlds("memory-async", "sqlite-async", "postgresql-async", "redis-async")
+async def test_who_reads_a_key_and_then_writes_it_meets_the_others_once(world: World) -> None:
+    """All hold the key shared before any wants to write it: only one can go on. The others ask for more at once."""
+    stock = world.open().resource("stock")
+    await stock.run(put, "k", 0)
+    count, reading, all_read = 6, 0, asyncio.Event()
+
+    async def read_then_write(session: Any) -> None:
+        nonlocal reading
+        value = await session.read("k")
+        reading += 1
+        if reading == count:
+            all_read.set()
+        await all_read.wait()
+        await session.write("k", value + 1)
+
+    done = await asyncio.gather(*[stock.run_detailed(read_then_write, **PESSIMISTIC) for _ in range(count)])
+    assert await stock.read("k") == count
+    assert max(each.attempts for each in done) == 2
+
+
 @awaited
 async def test_a_ring_over_several_resources_and_owners(world: World) -> None:
     store = world.open()

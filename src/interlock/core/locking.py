@@ -91,12 +91,21 @@ async def read_locked(txn: Transaction, raws: Sequence[Key]) -> None:
 async def lock(
     txn: Transaction, space: Space, spans: Sequence[Span], *, shared: bool = False, fetch: Sequence[Key] = ()
 ) -> Sequence[Entry | None]:
-    """Have the ranges of a pessimistic transaction locked."""
+    """Have the ranges of a pessimistic transaction locked.
+
+    What it wanted to write and did not get locked is part of its footprint. Of those who have all read a key and then
+    want to write it, only one can go on; the others give way one by one, and would meet again like that if they did
+    not ask for the stronger lock first."""
     if txn.deadline is not None:
         txn.check_time()
     locking = txn.engine.locking
     assert locking is not None
-    return await txn.alone(locking.take(txn, space, spans, shared=shared, fetch=fetch))
+    try:
+        return await txn.alone(locking.take(txn, space, spans, shared=shared, fetch=fetch))
+    except BaseException:
+        if not shared:
+            txn.missed = space, tuple(spans)
+        raise
 
 
 async def give_way(txn: Transaction, space: Space) -> Expectation | None:
@@ -135,10 +144,11 @@ def footprint_of(txn: Transaction, earlier: Footprint | None) -> Footprint:
         reads += modes.validated_spans(
             modes.SERIALIZABLE, [span for span in txn.spans or () if span.start.startswith(prefix)], ()
         )
+        missed = txn.missed[1] if txn.missed is not None and txn.missed[0] is space else ()
         old_reads, old_writes = found.get(space, ([], []))
         merged = (
             list(dict.fromkeys([*old_reads, *reads])),
-            list(dict.fromkeys([*old_writes, *written(txn, space)])),
+            list(dict.fromkeys([*old_writes, *written(txn, space), *missed])),
         )
         if merged[0] or merged[1]:
             found[space] = merged

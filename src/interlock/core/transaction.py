@@ -129,6 +129,7 @@ class Transaction(Attempted, eq=False):
     invariant_reads: set[Key] | None = None
     invariant_spans: list[Span] | None = None
     memos: dict[Any, Any] | None = None
+    missed: tuple[Space, tuple[Span, ...]] | None = None
     operation: str | None = None
     lock_timeout_seconds: float = 10.0
     born: int = 0
