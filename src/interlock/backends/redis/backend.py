@@ -11,7 +11,7 @@ from interlock.backends.redis import failures, requests
 from interlock.backends.redis.home import DURABILITIES, Driver, Known, Lost, Options
 from interlock.backends.redis.reading import CLOSED, KEYS_PER_CALL, Reader, misplaced, too_old
 from interlock.backends.redis.record import MICRO, entry_of, unpack_pair
-from interlock.backends.redis.scripts import Calls
+from interlock.backends.redis.scripts import Calls, Command
 from interlock.errors import (
     BackendUnavailableError,
     CommitUnknownError,
@@ -113,10 +113,24 @@ class RedisBackend(Reader):
         token = request.snapshot
         writes = bool(request.writes or request.clears)
         copies = writes and request.durable and self._confirms
-        command = requests.packed_commit(self._calls, request)
-        answer = await (self._confirmed(command) if copies else self._sent(command, writes))
-        if answer[0] == requests.OUTSIDE:
-            answer = await self._computed(request, answer, copies=copies)
+        computed: dict[Key, bytes] | None = None
+        while True:
+            command = requests.packed_commit(self._calls, request, computed)
+            begun = None if copies or self._closed else self._driver.begin(command)
+            if begun is None:
+                answer = await self._asked(command, writes=writes, copies=copies)
+            else:
+                try:
+                    answer = await begun
+                except BaseException as interrupt:
+                    if writes:
+                        await self._driver.wait_out(begun, interrupt)
+                    raise
+                if type(answer) is not list:
+                    answer = await self._asked_again(answer, command, writes=writes)
+            if answer[0] != requests.OUTSIDE:
+                break
+            computed = (computed or {}) | requests.compute(request, answer[1])
         if answer[0] != requests.DONE:
             raise self._refusal(request, answer)
         position = answer[1]
@@ -129,43 +143,22 @@ class RedisBackend(Reader):
             tuple([entry_of(raw) for raw in answer[4]]) if request.fetch else (),
         )
 
-    async def _sent(self, command: bytes, writes: bool) -> Any:
-        """The answer of a commit's script."""
-        if self._closed:
-            raise UsageError(CLOSED)
-        begun = self._driver.begin(command)
-        if begun is not None:
-            try:
-                answer = await begun
-            except BaseException as interrupt:
-                if writes:
-                    await self._driver.wait_out(begun, interrupt)
-                raise
-            if type(answer) is list:
-                return answer
-            if type(answer) is Lost:
-                if (writes and answer.sent) or answer.silent:
-                    raise failures.lost(answer.text, commits=writes and answer.sent)
-            else:
-                (again,) = await self._mend(answer, (command,), 1)
-                return (await self.ask(again, commits=writes))[0]
-        return (await self.ask(command, commits=writes))[0]
-
-    async def _confirmed(self, command: bytes) -> Any:
-        """The answer of a commit's script, once the replicas have what it wrote."""
-        answer, confirmed = await self.ask(command, commits=True, copies=True)
-        if answer[0] == requests.DONE and confirmed < self._options.replicas:
-            raise CommitUnknownError(f"the primary has the commit, but of its replicas only {confirmed} in time")
+    async def _asked(self, command: Command, *, writes: bool, copies: bool = False) -> Any:
+        """The answer of a commit's script; with ``copies`` once the replicas have what it wrote."""
+        answer, *confirmed = await self.ask(command, commits=writes, copies=copies)
+        if confirmed and answer[0] == requests.DONE and confirmed[0] < self._options.replicas:
+            raise CommitUnknownError(f"the primary has the commit, but of its replicas only {confirmed[0]} in time")
         return answer
 
-    async def _computed(self, request: CommitRequest, answer: Any, *, copies: bool) -> Any:
-        """The answer once the merges that the script had to leave to us have been applied here."""
-        computed: dict[Key, bytes] = {}
-        while answer[0] == requests.OUTSIDE:
-            computed |= requests.compute(request, answer[1])
-            command = requests.packed_commit(self._calls, request, computed)
-            answer = await (self._confirmed(command) if copies else self._sent(command, True))
-        return answer
+    async def _asked_again(self, reply: Any, command: Command, *, writes: bool) -> Any:
+        """The answer of a commit's script after one that is none: repeated if it certainly was not done, or if it
+        would not write."""
+        if type(reply) is Lost:
+            if (writes and reply.sent) or reply.silent:
+                raise failures.lost(reply.text, commits=writes and reply.sent)
+        else:
+            (command,) = await self._mend(reply, (command,), 1)
+        return await self._asked(command, writes=writes)
 
     def _refusal(self, request: CommitRequest, answer: list[Any]) -> Exception:
         status = answer[0]

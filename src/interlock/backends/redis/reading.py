@@ -81,21 +81,15 @@ class Reader:
             return tuple([spelled_out(command) for command in commands])
         return tuple(commands)
 
-    async def _look(self, keys: Sequence[Key], at: Token | None) -> tuple[list[Any], int, Token]:
-        """The head and meta and the newest entries of keys, the time, and the token at which they were read, or
-        ``at``, if the store still keeps it."""
-        if self._closed:
-            raise UsageError(CLOSED)
-        command = self._calls.look(keys)
-        begun = self._driver.begin(command, dated=True)
-        found = None if begun is None else await begun
-        if type(found) is list:
-            seen = self._driver.clock
-        else:
-            if type(found) is Lost and found.silent:
-                raise failures.lost(found.text, commits=False)
-            found, time = await self.ask(command, _TIME)
-            seen = int(time[0]) * MICRO + int(time[1])
+    async def _found(self, reply: Any, command: Command) -> tuple[list[Any], int]:
+        """What a command of `Calls.look` finds, and the time, after a reply that is none, or without one."""
+        if type(reply) is Lost and reply.silent:
+            raise failures.lost(reply.text, commits=False)
+        found, time = await self.ask(command, _TIME)
+        return found, int(time[0]) * MICRO + int(time[1])
+
+    def _placed(self, found: list[Any], seen: int, at: Token | None) -> tuple[int, Token]:
+        """The time and the token at which something was read, head and meta in front, while the clock said ``seen``."""
         meta = found[1]
         if meta is None:
             raise failures.vanished()
@@ -106,12 +100,12 @@ class Reader:
         if self._last_time < seen:
             self._last_time = seen
         if at is None:
-            return found, self._last_time, Token(store, incarnation, position)
+            return self._last_time, Token(store, incarnation, position)
         if at.store != store or at.incarnation != incarnation or at.position > position:
             raise misplaced(at, meta)
         if at.position < int.from_bytes(meta[16:24], "big"):
             raise too_old()
-        return found, self._last_time, at
+        return self._last_time, at
 
     async def page(self, command: Command, at: Token | None) -> list[Any]:
         """The answer of a script that reads at a token, without its status."""
@@ -128,12 +122,19 @@ class Reader:
     # -- reading -------------------------------------------------------------------------------------------------------
     async def snapshot(self) -> Token:
         """A token of everything committed so far."""
-        return (await self._look((), None))[2]
+        return (await self.read(())).token
 
     async def read(self, keys: Sequence[Key], at: Token | None = None) -> Reading:
         """Entries of several keys as of a snapshot, or the newest. One command; where a large value or a superseded
         version is wanted, a script after it."""
-        found, time, token = await self._look(keys, at)
+        command = self._calls.look(keys)
+        begun = None if self._closed else self._driver.begin(command, dated=True)
+        found = None if begun is None else await begun
+        if type(found) is list:
+            seen = self._driver.clock
+        else:
+            found, seen = await self._found(found, command)
+        time, token = self._placed(found, seen, at)
         newest = token.position
         entries: list[Entry | None] = []
         for place in range(2, len(found)):
@@ -195,7 +196,7 @@ class Reader:
 
     async def now(self) -> float:
         """The server's clock. A commit never has an earlier time than the one before it."""
-        return (await self._look((), None))[1] / MICRO
+        return (await self.read(())).at
 
     # -- the feed ------------------------------------------------------------------------------------------------------
     async def changes(self, since: Token | None, *, limit: int = 1000) -> tuple[list[Change], Token]:
@@ -224,7 +225,8 @@ class Reader:
         """Wait until something newer than ``since`` is committed by anybody."""
 
         async def look() -> bool:
-            found, _, _ = await self._look((), since)
+            found, seen = await self._found(None, self._calls.look())
+            self._placed(found, seen, since)
             return unpack_pair(found[0])[0] > since.position
 
         return await self._driver.wait(look, since.position, timeout_seconds)

@@ -88,11 +88,12 @@ def packed_commit(calls: Calls, request: CommitRequest, computed: dict[Key, byte
     writes, reads, guards, alive = request.writes, request.reads, request.guards, request.alive
     transaction = request.transaction.to_bytes(16, "big")
     forms: dict[Key, Any] = {}
-    named: list[bytes] = []  # what stands before a word, and the word, in turns
+    # Before each word stands its head; the first and the fourth part are known only at the end.
+    parts = [b"", calls.commit, _BEFORE_HEAD, b"", _BEFORE_TRANSACTION, transaction]
     plan: list[bytes] = []
     given: list[bytes] = []
     for key, expected in reads.items():
-        named += (HEADS[len(key)], key)
+        parts += (HEADS[len(key)], key)
         write = writes.get(key)
         if type(write) is Put and write.ttl_seconds is None and write.listed:
             mark = _PUT
@@ -104,7 +105,7 @@ def packed_commit(calls: Calls, request: CommitRequest, computed: dict[Key, byte
         else:
             plan.append(_MARKED(_mark_of(key, expected, _ABSENT, alive), mark))
     for key, expected in guards.items():
-        named += (HEADS[len(key)], key)
+        parts += (HEADS[len(key)], key)
         write = writes.get(key)
         if write is None and expected is ABSENT:
             plan.append(_ABSENT_GUARD)
@@ -117,24 +118,25 @@ def packed_commit(calls: Calls, request: CommitRequest, computed: dict[Key, byte
     if len(given) < 2 * len(writes):
         for key, write in writes.items():
             if key not in reads and key not in guards:
-                named += (HEADS[len(key)], key)
+                parts += (HEADS[len(key)], key)
                 plan.append(_MARKED(_NONE, _operation(key, write, computed, forms, given)))
-    ranges = [bound for span in (*request.spans, *request.clears) for bound in span]
-    recorded = encode(request, transaction, forms)
-    token = request.snapshot
-    rows, operations = len(plan), len(given) // 2
-    count = calls.commit_words + _FIXED_WORDS + rows + operations + len(ranges) + len(request.fetch)
-    mode = b"q" if request.quiet else b"w" if writes or request.clears else b"v"
-    head = _HEAD(
-        token.store, token.incarnation, mode, token.position,
-        rows, operations, len(request.spans), len(request.clears), len(request.fetch),
-    )  # fmt: skip
-    planned = b"".join(plan)
-    return b"".join((
-        COUNTS[count] if count < len(COUNTS) else b"*%d" % count, calls.commit, _BEFORE_HEAD, head, _BEFORE_TRANSACTION,
-        transaction, *named, HEADS[len(planned)], planned, HEADS[len(recorded)], recorded, *given,
-        piece((*ranges, *request.fetch)) if ranges or request.fetch else b"", b"\r\n",
-    ))  # fmt: skip
+    planned, recorded = b"".join(plan), encode(request, transaction, forms)
+    parts += (HEADS[len(planned)], planned, HEADS[len(recorded)], recorded)
+    parts += given
+    token, spans, clears, fetch = request.snapshot, request.spans, request.clears, request.fetch
+    rows, operations, others = len(plan), len(given) // 2, 0
+    if spans or clears or fetch:
+        words = [*(bound for span in (*spans, *clears) for bound in span), *fetch]
+        parts.append(piece(words))
+        others = len(words)
+    parts.append(b"\r\n")
+    count = calls.commit_words + _FIXED_WORDS + rows + operations + others
+    parts[0] = COUNTS[count] if count < len(COUNTS) else b"*%d" % count
+    mode = b"q" if request.quiet else b"w" if writes or clears else b"v"
+    parts[3] = _HEAD(
+        token.store, token.incarnation, mode, token.position, rows, operations, len(spans), len(clears), len(fetch)
+    )
+    return b"".join(parts)
 
 
 def _mark_of(key: Key, expected: Expectation, absent: int, alive: frozenset[Key]) -> int:
