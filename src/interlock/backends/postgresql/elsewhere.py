@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import Any
 
 from interlock.backends.postgresql import groups, reads
 from interlock.backends.postgresql.blocking import BlockingDriver
 from interlock.backends.postgresql.home import Home, Options, Row
-from interlock.errors import UsageError
+from interlock.backends.threads import Threads
 from interlock.model import Key, Reply, Token
-from interlock.runtime import AsyncRuntime
 
 Fetched = tuple[list[Row], Home]
-
-
-def _step(coroutine: Coroutine[Any, Any, Fetched]) -> Fetched:
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        fetched: Fetched = end.value
-        return fetched
-    coroutine.close()
-    raise UsageError("the blocking driver has suspended")
 
 
 class ThreadedDriver:
@@ -31,8 +19,7 @@ class ThreadedDriver:
 
     def __init__(self, options: Options) -> None:
         self._inner = BlockingDriver(options)
-        self._threads = ThreadPoolExecutor(options.connections, "interlock-postgresql")
-        self._runtime = AsyncRuntime()
+        self._threads = Threads(options.connections, "interlock-postgresql")
 
     async def ask(self, seconds: float, name: str, arguments: Sequence[Any], *, at: Token) -> list[Row]:
         """See `interlock.backends.postgresql.home.Driver`."""
@@ -42,23 +29,8 @@ class ThreadedDriver:
         self, name: str, arguments: Sequence[Any], *, at: Token | None = None, commits: bool = False, soft: bool = False
     ) -> Fetched:
         """See `interlock.backends.postgresql.home.Driver`."""
-        waiter = self._runtime.waiter()
-        coroutine = self._inner.fetch(name, arguments, at=at, commits=commits, soft=soft)
-        future = self._threads.submit(_step, coroutine)
-        future.add_done_callback(lambda _: waiter.wake())
-        try:
-            await waiter.wait()
-        except BaseException as interrupt:
-            if future.cancel():
-                coroutine.close()
-                raise
-            await waiter.wait_out()
-            if commits:
-                error = future.exception()
-                ended = "returned" if error is None else f"raised {error!r}"
-                interrupt.add_note(f"the commit had begun and was not abandoned: it {ended}")
-            raise
-        return future.result()
+        call = self._inner.fetch(name, arguments, at=at, commits=commits, soft=soft)
+        return await self._threads.run(call, commits=commits)
 
     async def look(self, keys: Sequence[Key]) -> reads.Look:
         """See `interlock.backends.postgresql.reads.look`."""
@@ -75,7 +47,7 @@ class ThreadedDriver:
     def cut(self) -> None:
         """Close the connections and let the threads go."""
         self._inner.cut()
-        self._threads.shutdown(wait=False)
+        self._threads.end()
 
     async def close(self) -> None:
         """As `cut`."""

@@ -26,7 +26,6 @@ from interlock.runtime import AsyncRuntime
 _MOVES: Final = 5
 """How often a cluster may send a new connection on to another server."""
 _CLOSED: Final = "this store is closed"
-_running_loop: Final[Callable[[], Any]] = asyncio._get_running_loop
 
 
 class LoopLinks:
@@ -152,10 +151,11 @@ class AsyncDriver(Driver):
 
     def begin(self, command: bytes, *, dated: bool = False) -> Future | None:
         """See `interlock.backends.redis.home.Driver`."""
-        links = self._loops.get(_running_loop())
-        if links is None:
+        try:
+            links = self._loops.get(asyncio.get_running_loop())
+        except RuntimeError:  # trio
             return None
-        link = links.link
+        link = None if links is None else links.link
         return None if link is None or link.broken else link.begin(command, dated=dated)
 
     async def wait_out(self, begun: Future, interrupt: BaseException) -> None:

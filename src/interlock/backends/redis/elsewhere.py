@@ -3,30 +3,17 @@ waits."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 from interlock.backends.redis.blocking import BlockingDriver
 from interlock.backends.redis.home import Driver, Known, Options
 from interlock.backends.redis.scripts import Calls, Command
-from interlock.errors import UsageError
+from interlock.backends.threads import Threads
 from interlock.runtime import AsyncRuntime
-
-T = TypeVar("T")
 
 _SHORTEST_SECONDS: Final = 0.002
 _LONGEST_SECONDS: Final = 0.05
-
-
-def _step(coroutine: Coroutine[Any, Any, T]) -> T:
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    coroutine.close()
-    raise UsageError("the blocking driver has suspended")
 
 
 class ThreadedDriver(Driver):
@@ -34,28 +21,12 @@ class ThreadedDriver(Driver):
 
     def __init__(self, options: Options, calls: Calls, known: Known) -> None:
         self._inner = BlockingDriver(options, calls, known)
-        self._threads = ThreadPoolExecutor(options.connections, "interlock-redis")
+        self._threads = Threads(options.connections, "interlock-redis")
         self._runtime = AsyncRuntime()
 
     async def ask(self, *commands: Command, commits: bool = False, copies: bool = False) -> list[Any]:
         """See `interlock.backends.redis.home.Driver`."""
-        waiter = self._runtime.waiter()
-        coroutine = self._inner.ask(*commands, commits=commits, copies=copies)
-        future = self._threads.submit(_step, coroutine)
-        future.add_done_callback(lambda _: waiter.wake())
-        try:
-            await waiter.wait()
-        except BaseException as interrupt:
-            if future.cancel():
-                coroutine.close()
-                raise
-            await waiter.wait_out()
-            if commits:
-                error = future.exception()
-                ended = "returned" if error is None else f"raised {error!r}"
-                interrupt.add_note(f"the commit had begun and was not abandoned: it {ended}")
-            raise
-        return future.result()
+        return await self._threads.run(self._inner.ask(*commands, commits=commits, copies=copies), commits=commits)
 
     async def wait(self, look: Callable[[], Awaitable[bool]], position: int, timeout_seconds: float) -> bool:
         """Look at short intervals, longer apart the longer nothing comes."""
@@ -76,7 +47,7 @@ class ThreadedDriver(Driver):
     def cut(self) -> None:
         """Close the connections and let the threads go."""
         self._inner.cut()
-        self._threads.shutdown(wait=False)
+        self._threads.end()
 
     async def close(self) -> None:
         """As `cut`."""
