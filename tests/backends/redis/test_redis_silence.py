@@ -149,3 +149,40 @@ def test_waiting_for_news_is_no_silence(redis_url: str, name: str, monkeypatch: 
             await backend.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("suspends", [True, False])
+def test_what_a_stopped_server_does_late_is_what_outcome_says(server: RedisServer, suspends: bool) -> None:
+    """The commit lies in the server's socket while its caller gives up. It may be done after that; whatever `outcome`
+    says is so for good, whichever of the two connections the server reads first."""
+    backend = RedisBackend(server.url, reply_seconds=_REPLY_SECONDS)
+    leaf = backend if suspends else backend.blocking()
+
+    async def run() -> None:
+        store = Subject(leaf)
+        await store.commit({key("a"): put(0)})
+        for number in range(1, 3):
+            request = await store.request({key("a"): put(number)})
+            assert server.process is not None
+            server.process.send_signal(signal.SIGSTOP)
+            try:
+                with pytest.raises(CommitUnknownError):
+                    await leaf.commit(request)
+            finally:
+                server.process.send_signal(signal.SIGCONT)
+            before = await store.value(key("a"))
+            settled, change = await leaf.outcome(request.transaction, fence=True)
+            done = settled is Settled.COMMITTED
+            assert done or settled is Settled.FENCED
+            assert (change is not None) is done
+            after = [await store.value(key("a")) for _ in range(3)]
+            assert len(set(after)) == 1
+            assert (after[0] == number) is done
+            assert before in (number - 1, number)
+            await store.commit({key("a"): put(number)})
+        await leaf.close()
+
+    if suspends:
+        asyncio.run(run())
+    else:
+        step(run())

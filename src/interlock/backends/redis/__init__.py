@@ -38,7 +38,11 @@ the commit, and a promotion may lose what it acknowledged, whatever ``WAIT`` has
 
 **What is known when a connection breaks.** An error reply means that nothing was written. If the connection breaks
 after a commit was sent, the answer is `CommitUnknownError`; before that, and for everything else, it is repeated or
-`BackendUnavailableError`.
+`BackendUnavailableError`. A connection that owes replies and says nothing for ``reply_seconds`` is broken by us, and
+what was asked over it is not asked again: whoever waits for a silent server should not wait several times. Such a
+server may still do what it was sent, later. That is no new danger: it is what a broken connection leaves behind as
+well, and `outcome` with a fence settles both, because the fence and the late commit are two calls of scripts, of which
+the server does one first.
 """
 
 from interlock.backends.redis.backend import RedisBackend
