@@ -123,7 +123,7 @@ class RedisBackend(Reader):
                 try:
                     answer = await begun
                 except BaseException as interrupt:
-                    if writes:
+                    if writes and type(interrupt) is not GeneratorExit:
                         await self._driver.wait_out(begun, interrupt)
                     raise
                 if type(answer) is not list:
