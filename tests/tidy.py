@@ -58,7 +58,7 @@ TYPE_ONLY: dict[tuple[str, str], str] = {
 }
 """(module, what it imports against the direction) -> why. Under TYPE_CHECKING only, so not at run time."""
 
-BACKEND_SHARED = {"backends.bridges"}
+BACKEND_SHARED = {"backends.bridges", "backends.threads"}
 """What several backends stand on. Apart from these no backend imports another one."""
 
 DRIVERS: dict[str, set[str]] = {
