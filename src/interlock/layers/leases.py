@@ -90,9 +90,7 @@ def new_lease(
     place = Place(LEASES, LEASES.key(name), shown, EVERYTHING, durable=True)
 
     def refuse(holders: tuple[str, ...]) -> LeaseUnavailableError:
-        waited = f" within {wait_seconds:g} seconds" if wait_seconds else ""
-        return LeaseUnavailableError(
-            f"{shown} is held by {', '.join(holders)} and was not free{waited}", lease=name, holders=holders
-        )
+        waited = f", and was not free within {wait_seconds:g} seconds" if wait_seconds else ""
+        return LeaseUnavailableError(f"{shown} is held by {', '.join(holders)}{waited}", lease=name, holders=holders)
 
     return Holding(desk, place, (EVERYTHING,), tenure, wait_seconds, refuse, cancels=cancel_on_loss)
