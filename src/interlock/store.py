@@ -125,9 +125,11 @@ class Sessions(Generic[V]):
             plain: T = await run_plainly(self._engine, self._resource, AgentSession, fn, args)
             return plain
         chosen = choose(options, retries=True)
-        running, key = Running(self._engine, self._resource, chosen, AgentSession, fn, args), chosen.idempotency_key
-        alone = key is not None and chosen.usual and current.get() is None
-        value: T = await (run_keyed(running, key) if alone and key is not None else running.run())
+        key = chosen.idempotency_key
+        if key is not None and chosen.usual and current.get() is None:
+            keyed: T = await run_keyed(self._engine, self._resource, AgentSession, fn, args, chosen, key)
+            return keyed
+        value: T = await Running(self._engine, self._resource, chosen, AgentSession, fn, args).run()
         return value
 
     async def run_detailed(
@@ -148,6 +150,9 @@ class Sessions(Generic[V]):
         def decorate(fn: Callable[Concatenate[AgentSession[V], P], Awaitable[T]]) -> Callable[P, Awaitable[T]]:
             @functools.wraps(fn)
             async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+                if chosen is DEFAULTS and not kwargs and current.get() is None:
+                    plain: T = await run_plainly(self._engine, self._resource, AgentSession, fn, args)
+                    return plain
                 running = Running(self._engine, self._resource, chosen, AgentSession, fn, args, kwargs)
                 value: T = await running.run()
                 return value

@@ -188,6 +188,16 @@ def call_fingerprint(agent: str, fn: Callable[..., Any], arguments: tuple[Any, .
         ) from error
 
 
+def identify(
+    agent: str | None, home: Resource | None, fn: Callable[..., Any], arguments: tuple[Any, ...], key: str
+) -> tuple[str, Key, bytes]:
+    """The operation's name, where the record of a call's key lies, and the call's fingerprint. Raises as
+    `call_fingerprint` and `record_key` do."""
+    operation = operation_name(fn)
+    record = record_key("" if home is None else home.space.name, operation, key)
+    return operation, record, call_fingerprint(agent or "", fn, arguments, {})
+
+
 def _owner(inner: Any) -> Any:
     """The object that a method or a callable object brings along; None for a class, whose name says enough."""
     if type(inner) is MethodType:

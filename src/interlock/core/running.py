@@ -28,11 +28,11 @@ from interlock.core.engine import Engine
 from interlock.core.extension import extend
 from interlock.core.idempotency import Record
 from interlock.core.locking import let_go
-from interlock.core.options import DEFAULTS
+from interlock.core.options import DEFAULTS, Chosen
 from interlock.core.refusals import transaction_text
 from interlock.core.retrying import Retrying
 from interlock.core.space import Resource
-from interlock.core.straight import commit_now
+from interlock.core.straight import commit_now, look_now
 from interlock.core.transaction import Transaction, current
 from interlock.core.writing import Mark
 from interlock.errors import CommitUnknownError, ConflictError, UsageError
@@ -121,7 +121,7 @@ class Running(Retrying, eq=False):
             txn.operation = operation
             try:
                 txn.context = current.set(txn)
-                if self.record is not None and not self.look_now(txn, self.record):
+                if self.record is not None and not look_now(txn, self.record):
                     await self.look_up(txn, self.record)
                 value = self.fn(self.handle(txn, self.home), *self.arguments, **self.named)
                 if type(value) is CoroutineType and engine.runtime.suspends:
@@ -188,15 +188,6 @@ class Running(Retrying, eq=False):
         if stored is not None:
             idempotency.check_fingerprint(stored.fingerprint, self.fingerprint, self.chosen.idempotency_key or "")
             raise Replay(stored.result, stored.transaction_id, ran=False)
-
-    def look_now(self, txn: Transaction, record: Key) -> bool:
-        """`look_up` by the direct way; False: it has to be done."""
-        direct = self.engine.direct
-        found = None if direct is None else direct.look(record, None)
-        if found is None or found[0] is not None:
-            return False
-        txn.token = found[1]
-        return True
 
     def add_record(self, txn: Transaction, record: Key, value: Any, nested: bool = False) -> None:
         """Have the commit write the record of the key."""
@@ -296,25 +287,34 @@ async def run_plainly(
     return await Running(engine, home, DEFAULTS, handle, fn, arguments).go_on(txn, begun, failure, value)
 
 
-async def run_keyed(running: Running, key: str) -> Any:
+async def run_keyed(
+    engine: Engine,
+    home: Resource | None,
+    handle: Callable[[Transaction, Resource | None], Any],
+    fn: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    chosen: Chosen,
+    key: str,
+) -> Any:
     """`Running.run` with an idempotency key and no other option, outside every session."""
-    engine, home, fn = running.engine, running.home, running.fn
-    record = running.identify(key, None)
-    engine.keys_in_use.enter(record, running.fingerprint, key)
+    operation, record, fingerprint = idempotency.identify(engine.agent, home, fn, arguments, key)
+    named: dict[str, Any] = {}
+    engine.keys_in_use.enter(record, fingerprint, key)
     try:
-        txn = engine.start(home, running.chosen, None)
+        txn = engine.start(home, chosen, None)
         begun, value = engine.runtime.monotonic(), None
         try:
             txn.context = current.set(txn)
-            txn.operation = running.operation
-            if not running.look_now(txn, record):
+            txn.operation = operation
+            if not look_now(txn, record):
+                running = Running(engine, home, chosen, handle, fn, arguments, named, operation, record, fingerprint)
                 await running.look_up(txn, record)
-            value = fn(running.handle(txn, home), *running.arguments)
+            value = fn(handle(txn, home), *arguments)
             if type(value) is CoroutineType and engine.runtime.suspends:
                 value = await value
             else:
                 value = await other_colour(fn, value, engine.runtime.suspends)
-            txn.records = {record: Record(key, running.fingerprint, value, engine.idempotency_ttl_seconds, home)}
+            txn.records = {record: Record(key, fingerprint, value, engine.idempotency_ttl_seconds, home)}
             if not commit_now(txn):
                 await commit(txn)
             return value
@@ -322,6 +322,7 @@ async def run_keyed(running: Running, key: str) -> Any:
             failure = error
         finally:
             txn.leave_context()
+        running = Running(engine, home, chosen, handle, fn, arguments, named, operation, record, fingerprint)
         return await running.go_on(txn, begun, failure, value)
     finally:
         engine.keys_in_use.leave(record)

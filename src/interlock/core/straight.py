@@ -52,6 +52,16 @@ def read_now(txn: Transaction, resource: Resource, key: Any, default: Any) -> An
         raise
 
 
+def look_now(txn: Transaction, record: Key) -> bool:
+    """Take the snapshot in which an idempotency key has no record; False: look for it in general."""
+    direct = txn.engine.direct
+    found = None if direct is None else direct.look(record, None)
+    if found is None or found[0] is not None:
+        return False
+    txn.token = found[1]
+    return True
+
+
 def write_now(txn: Transaction, resource: Resource, key: Any, value: Any) -> bool:
     """Put a value into a plain transaction; False: ask `interlock.core.writing.write`."""
     space = resource.space

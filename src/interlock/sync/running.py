@@ -8,11 +8,11 @@ from typing import Any
 
 from interlock.core.commit import commit
 from interlock.core.engine import Engine
-from interlock.core.idempotency import Record, operation_name
-from interlock.core.options import DEFAULTS
+from interlock.core.idempotency import Record, identify, operation_name
+from interlock.core.options import DEFAULTS, Chosen
 from interlock.core.running import Running, other_colour
 from interlock.core.space import Resource
-from interlock.core.straight import commit_now
+from interlock.core.straight import commit_now, look_now
 from interlock.core.transaction import current
 from interlock.stepping import AgentSession, step
 
@@ -38,23 +38,33 @@ def run_plainly(engine: Engine, home: Resource | None, fn: Callable[..., Any], a
     return step(running.go_on(txn, begun, failure, value))
 
 
-def run_keyed(running: Running, key: str) -> Any:
+def run_keyed(
+    engine: Engine,
+    home: Resource | None,
+    fn: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    chosen: Chosen,
+    key: str,
+) -> Any:
     """The same with an idempotency key and no other option."""
-    engine, home = running.engine, running.home
-    record = running.identify(key, None)
-    engine.keys_in_use.enter(record, running.fingerprint, key)
+    operation, record, fingerprint = identify(engine.agent, home, fn, arguments, key)
+    named: dict[str, Any] = {}
+    engine.keys_in_use.enter(record, fingerprint, key)
     try:
-        txn = engine.start(home, running.chosen, None)
+        txn = engine.start(home, chosen, None)
         begun, value = engine.runtime.monotonic(), None
         try:
             txn.context = current.set(txn)
-            txn.operation = running.operation
-            if not running.look_now(txn, record):
+            txn.operation = operation
+            if not look_now(txn, record):
+                running = Running(
+                    engine, home, chosen, AgentSession, fn, arguments, named, operation, record, fingerprint
+                )
                 step(running.look_up(txn, record))
-            value = running.fn(AgentSession(txn, home), *running.arguments)
+            value = fn(AgentSession(txn, home), *arguments)
             if value is not None and hasattr(value, "__await__"):
-                step(other_colour(running.fn, value, suspends=False))
-            txn.records = {record: Record(key, running.fingerprint, value, engine.idempotency_ttl_seconds, home)}
+                step(other_colour(fn, value, suspends=False))
+            txn.records = {record: Record(key, fingerprint, value, engine.idempotency_ttl_seconds, home)}
             if not commit_now(txn):
                 step(commit(txn))
             return value
@@ -62,6 +72,7 @@ def run_keyed(running: Running, key: str) -> Any:
             failure = error
         finally:
             txn.leave_context()
+        running = Running(engine, home, chosen, AgentSession, fn, arguments, named, operation, record, fingerprint)
         return step(running.go_on(txn, begun, failure, value))
     finally:
         engine.keys_in_use.leave(record)

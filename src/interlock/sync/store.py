@@ -130,9 +130,10 @@ class Sessions(Generic[V]):
         if not options and current.get() is None:
             return run_plainly(self._engine, self._resource, fn, args)
         chosen = choose(options, retries=True)
-        running, key = Running(self._engine, self._resource, chosen, AgentSession, fn, args), chosen.idempotency_key
-        alone = key is not None and chosen.usual and current.get() is None
-        return run_keyed(running, key) if alone and key is not None else step(running.run())
+        key = chosen.idempotency_key
+        if key is not None and chosen.usual and current.get() is None:
+            return run_keyed(self._engine, self._resource, fn, args, chosen, key)
+        return step(Running(self._engine, self._resource, chosen, AgentSession, fn, args).run())
 
     @overload
     @deprecated("async function in synchronous code: use interlock, not interlock.sync")
@@ -162,6 +163,9 @@ class Sessions(Generic[V]):
         def decorate(fn: Callable[Concatenate[AgentSession[V], P], T]) -> Callable[P, T]:
             @functools.wraps(fn)
             def call(*args: P.args, **kwargs: P.kwargs) -> T:
+                if chosen is DEFAULTS and not kwargs and current.get() is None:
+                    plain: T = run_plainly(self._engine, self._resource, fn, args)
+                    return plain
                 running = Running(self._engine, self._resource, chosen, AgentSession, fn, args, kwargs)
                 value: T = step(running.run())
                 return value
