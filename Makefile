@@ -14,7 +14,7 @@ BENCH_STAMP := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check pytest defects versions soak format bench clean
+.PHONY: help demo test check types pytest defects versions soak format bench clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,11 +22,20 @@ help: ## This list
 demo: $(DEMO_STAMP) ## Four processes sell a shop's orders, without and with Interlock (ARGS="--seed 7")
 	@$(BIN)/interlock demo $(ARGS)
 
-test: check pytest ## Everything that must hold: check, then all tests
+# The type checkers take one core each for a while: they run beside the tests, and are heard after them.
+test: $(TEST_STAMP) ## Everything that must hold: check and all tests
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory types >$(VENV)/types.log 2>&1 & types=$$!; \
+	tests=0; $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS) || tests=$$?; \
+	wait $$types || { cat $(VENV)/types.log; exit 1; }; \
+	exit $$tests
 
 check: $(TEST_STAMP) ## Lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory types
+
+types: $(TEST_STAMP) ## Types alone, by mypy and pyright
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 

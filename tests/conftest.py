@@ -8,13 +8,14 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import tally
 from redis_servers import REDIS, redis_server
 from schemas import Schemas
-from servers import POSTGRESQL, postgresql_server
+from servers import POSTGRESQL, fast_directory, postgresql_server
 
 # A shell starts a background job with SIGINT ignored, and so would every process be that a test starts: then the tests
 # of Ctrl-C would wait for ever.
@@ -41,6 +42,14 @@ def postgresql_url() -> Iterator[str]:
         return
     with postgresql_server() as server:
         yield server.url
+
+
+@pytest.fixture
+def fast_path() -> Iterator[Path]:
+    """A directory for files of which a test wants nothing but that they are there: in memory if there is room, where a
+    sync costs nothing. Whoever kills processes or looks at durability takes ``tmp_path``."""
+    with tempfile.TemporaryDirectory(prefix="interlock-test-", dir=fast_directory()) as made:
+        yield Path(made)
 
 
 @pytest.fixture(scope="session")

@@ -14,14 +14,19 @@ SERVERS = ("postgresql", "redis")
 """Engines whose server is started by a fixture that is named after them."""
 
 
+ON_DISK = ("test_sqlite.py", "test_workloads.py", "test_effects_processes.py")
+"""Files whose tests kill processes or look at what lies on the disk."""
+
+
 @pytest.fixture
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, tmp_path: Path, fast_path: Path) -> Iterator[World]:
     """The world that `cases.support.in_worlds` names, with nothing stored in it yet."""
+    directory = tmp_path if request.path.name in ON_DISK else fast_path
     engine = request.param.partition("-")[0]
     server = request.getfixturevalue(f"{engine}_url") if engine in SERVERS else ""
     schemas: Schemas | None = request.getfixturevalue("schemas") if engine == "postgresql" else None
     schema = schemas.take() if schemas else ""
-    made = World(request.param, tmp_path, server, schema)
+    made = World(request.param, directory, server, schema)
     yield made
     made.close()
     if schemas:

@@ -59,11 +59,11 @@ class Suspending(Delegate):
 
 
 @pytest.fixture(params=["threaded", "bridged"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, fast_path: Path) -> Iterator[World]:
     """Each bridge in the world that it is for; the other world would see only what lies behind it."""
     numbers = itertools.count()
     if request.param == "threaded":
-        made = World("awaited", lambda: Threaded(SQLiteBackend(tmp_path / f"{next(numbers)}.db").blocking()))
+        made = World("awaited", lambda: Threaded(SQLiteBackend(fast_path / f"{next(numbers)}.db").blocking()))
     else:
         made = World("stepped", lambda: Suspending(MemoryBackend()))
     yield made

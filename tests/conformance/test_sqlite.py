@@ -14,6 +14,6 @@ from interlock.testing.conformance import *  # noqa: F403
 
 
 @pytest.fixture
-def backend(tmp_path: Path) -> Callable[[], Backend]:
+def backend(fast_path: Path) -> Callable[[], Backend]:
     numbers = itertools.count()
-    return lambda: SQLiteBackend(tmp_path / f"{next(numbers)}.db")
+    return lambda: SQLiteBackend(fast_path / f"{next(numbers)}.db")
