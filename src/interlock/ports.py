@@ -218,6 +218,9 @@ class Direct(Protocol):
     it. Both methods may say None at any time, and have done nothing then; the caller goes by `Backend.read` and
     `Backend.commit`, which alone say what was wrong. So nothing but time depends on this."""
 
+    puts: bool
+    """Whether `put` ever does anything; False where every commit has to wait."""
+
     def look(self, key: Key, at: Token | None) -> tuple[Entry | None, Token] | None:
         """What `Backend.read` finds under one key, and the token, if the entry is the newest of all."""
 

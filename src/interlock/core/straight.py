@@ -85,7 +85,9 @@ def commit_now(txn: Transaction) -> bool:
     """Commit a plain transaction, its idempotency records included; False: ask `interlock.core.commit.commit`."""
     engine, token, writes, last = txn.engine, txn.token, txn.writes, txn.last_call
     direct, records = engine.direct, txn.records
-    if direct is None or token is None or txn.state or not txn.plain or txn.gate is not None or not (writes or records):
+    if direct is None or not direct.puts or token is None or txn.state or not txn.plain or txn.gate is not None:
+        return False
+    if not (writes or records):
         return False
     if txn.calls is not None or (last is not None and last.cr_frame is not None):
         return False

@@ -31,6 +31,8 @@ class Direct:
 
     __slots__ = ("refusal", "state")
 
+    puts = True
+
     def __init__(self, state: State) -> None:
         self.state = state
         self.refusal: str | None = None

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from interlock.backends.sqlite.connection import Options, checked_path
+from interlock.backends.sqlite.direct import Direct
 from interlock.backends.sqlite.engine import Engine
 from interlock.backends.sqlite.jobs import CommitJob, CompactJob, FenceJob
 from interlock.backends.sqlite.reading import Reader
@@ -83,6 +84,10 @@ class SQLiteBackend:
 
     def __reduce__(self) -> Any:
         return _rebuild, (self.path, self._engine.options, self.suspends)
+
+    def direct(self) -> Direct | None:
+        """The short way to what is in memory; None from a subclass, whose own methods it would pass by."""
+        return Direct(self._engine) if type(self) is SQLiteBackend else None
 
     async def snapshot(self) -> Token:
         """A token of everything committed so far."""

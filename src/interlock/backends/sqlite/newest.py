@@ -38,9 +38,9 @@ from typing import Any, Final, NamedTuple
 from interlock.backends.sqlite.connection import Connection
 from interlock.backends.sqlite.gaps import Gaps
 from interlock.backends.sqlite.locking import COMMITTER, QueueLock
-from interlock.backends.sqlite.statements import EXPIRES_AT, NONCE, POSITION, TRAIL, VALUE, Row
-from interlock.backends.sqlite.trail import QUIET
-from interlock.model import NONCE_MASK, Entry, Key, Reading, Token
+from interlock.backends.sqlite.statements import POSITION, VALUE, Row
+from interlock.backends.sqlite.validation import entry_of
+from interlock.model import Entry, Key, Reading, Token
 
 Rows = dict[Key, Row | None]
 """Rows of ``current``; None where a key has none."""
@@ -106,31 +106,31 @@ class Newest:
             return None
         return shown.token
 
+    def look_at(self, key: Key, at: Token | None) -> tuple[Entry | None, Token] | None:
+        """As `read`, of one key: the entry and the token."""
+        shown = self._shown
+        if shown is None or self._page[COMMITTER] != self._number:
+            return None
+        token = shown.token
+        if at is not None and at is not token and at != token:
+            return None
+        row = _row_of(key, shown)
+        return None if row is _MISSING or self._shown is not shown else (entry_of(row), token)
+
     def read(self, keys: Sequence[Key], at: Token | None) -> Reading | None:
         """Entries of the newest state, or as of a token that is the newest; None if it is not known here."""
         shown = self._shown
         if shown is None or self._page[COMMITTER] != self._number:
             return None
-        token, young, old, gaps, learnt, _ = shown
+        token = shown.token
         if at is not None and at is not token and at != token:
             return None
         entries: list[Entry | None] = []
         for key in keys:
-            row = young.get(key, _MISSING)
+            row = _row_of(key, shown)
             if row is _MISSING:
-                row = old.get(key, _MISSING)
-                if row is _MISSING:
-                    if gaps.cover(key):
-                        row = None
-                    else:
-                        row = learnt.get(key)
-                        if row is None:
-                            return None
-            if row is None or (row[VALUE] is None and row[TRAIL] == QUIET):
-                entries.append(None)
-            else:
-                version = (row[POSITION], row[NONCE] & NONCE_MASK)
-                entries.append(Entry(version, row[VALUE], row[EXPIRES_AT] or None))
+                return None
+            entries.append(entry_of(row))
         if self._shown is not shown:
             return None
         return Reading(entries, token, self.now())
@@ -255,6 +255,16 @@ class Newest:
         self._shown = self.ends = None
         self._young, self._old, self._bytes = {}, {}, 0
         self._gaps = Gaps()
+
+
+def _row_of(key: Key, shown: Shown) -> Any:
+    """The row of a key, None where it has none, `_MISSING` where that is not known."""
+    row = shown.young.get(key, _MISSING)
+    if row is _MISSING:
+        row = shown.old.get(key, _MISSING)
+        if row is _MISSING:
+            return None if shown.gaps.cover(key) else shown.learnt.get(key, _MISSING)
+    return row
 
 
 def _size(row: Row) -> int:
