@@ -272,3 +272,27 @@ def test_what_is_written_again_and_again_pushes_nothing_out(store: Store, monkey
         store.commit({often: number(part)}, guards={key("rules"): ABSENT})
     assert kept(store, once)
     assert kept(store, key("rules"))
+
+
+def test_the_short_way_says_what_a_read_says_or_nothing(store: Store, other: Store) -> None:
+    a, b, c = key("a"), key("b"), key("c")
+    first = store.commit({a: number(1), c: number(1)}, guards={b: ABSENT})
+    direct = store.backend.direct()
+    assert direct is not None
+    assert direct.look(a, None) == (store.entry(a), first.token)
+    assert direct.look(b, first.token) == (None, first.token)
+    second = store.commit({a: delete()})
+    assert direct.look(a, first.token) is None, "an older snapshot is looked up"
+    assert direct.look(a, None) == (store.entry(a), second.token)
+    other.commit({a: number(3)})
+    assert direct.look(a, None) is None
+    assert direct.look(c, second.token) is None
+    store.commit({c: number(4)})
+    assert direct.look(c, None) is not None
+    store.close()
+    assert direct.look(c, None) is None
+
+    class Own(type(store.backend)):  # type: ignore[misc]
+        pass
+
+    assert Own(store.backend.path, synchronous="OFF").direct() is None
