@@ -77,7 +77,8 @@ class SagaScope(Scope[S]):
         frame = self._frame.innermost()
         record = declare(fn, args, {}, frame.state, **options)
         frame.refuse_async(record)
-        return plainly(frame.start(record, False))
+        call = frame.start(record, False)
+        return step(call) if frame.course.recorder is None else plainly(call)
 
     @overload
     def parallel(self, first: Step[T1], second: Step[T2], /) -> tuple[T1, T2]: ...
