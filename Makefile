@@ -14,7 +14,7 @@ BENCH_STAMP := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check types pytest defects versions soak format bench clean
+.PHONY: help demo test check types pytest coverage defects versions soak format bench clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ defects: $(TEST_STAMP) ## Put defects into the library on purpose, and show whic
 
 versions: $(TEST_STAMP) ## The PostgreSQL tests on versions 13 to 18, fetched by npm (ARGS="13 17"; an hour for all)
 	$(BIN)/python tests/postgresql_versions.py $(ARGS)
+
+coverage: $(TEST_STAMP) ## Which branches of commits, recovery and fencing the tests take (docs/coverage.md)
+	$(BIN)/python tests/branches.py $(ARGS)
 
 soak: $(TEST_STAMP) ## The tests whose findings depend on chance, at length (ARGS="-k kill")
 	INTERLOCK_SOAK=1 $(BIN)/python -m pytest -m soak -n auto --dist worksteal --timeout 1800 $(ARGS)
