@@ -224,7 +224,8 @@ class Gathering:
 
     def _take(self, first: Portion) -> list[Portion]:
         """Under the mutex: the parts of the next commit, ``first`` among them. Those left keep their order."""
-        group, left = [first], []
+        group = [first]
+        left: list[Portion] = []
         writes, expectations = dict(first.writes), dict(first.expectations)
         size = first.size
         for part in self._queue:
