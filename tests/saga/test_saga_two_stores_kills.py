@@ -89,7 +89,7 @@ def take(session: Any, amount: int) -> int:
     return amount
 
 
-def run(two: Two, where: str, fails: bool, **options: Any) -> None:
+def run(two: Two, where: str, fails: bool, dies: bool = False, **options: Any) -> None:
     """Transactions on one store, on the other, or on both in turn."""
     with two.here.saga("move", id="m1", lease_seconds=LEASE_SECONDS, stores=[two.there], **options) as saga:
         stores = {"here": [two.here], "there": [two.there], "both": [two.there, two.here, two.there]}[where]
@@ -97,6 +97,8 @@ def run(two: Two, where: str, fails: bool, **options: Any) -> None:
             assert saga.transact(store.resource("goods"), take, number + 1) == number + 1
         if fails:
             raise Refused
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture
@@ -168,15 +170,17 @@ def test_a_coordinator_killed_at_every_write(url: str, places: Any, where: str, 
             break
 
 
-LAST = {"here": 3, "there": 5, "both": 9}
-"""The commit behind which everything has been done and nothing decided."""
+def die_undecided(paths: tuple[Path, str], where: str) -> None:
+    """The child: do everything, and be killed before anything is decided."""
+    with Two(*paths) as two:
+        run(two, where, False, dies=True)
 
 
 @pytest.mark.parametrize("where", PLACES)
 def test_recovery_is_killed_at_every_write_too(url: str, places: Any, where: str) -> None:
     for at in every(url, itertools.count(1)):
         paths, before = prepared(places)
-        assert in_child(lambda: coordinate(paths, LAST[where], True, where, fails=False))  # noqa: B023
+        assert in_child(lambda: die_undecided(paths, where))  # noqa: B023
         killed = in_child(lambda: (recover(paths, at, bool(at % 2)), None)[1])  # type: ignore[func-returns-value]  # noqa: B023
         report = recover(paths)
         assert not report.dead_letters
@@ -192,8 +196,7 @@ class Stopping(Steady):
     end = signal.SIGSTOP
 
 
-@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
-@pytest.mark.parametrize("where", ["here", "both"])
+@pytest.mark.parametrize(("where", "behind"), [("here", False), ("here", True), ("both", True)])
 def test_a_recovery_that_is_stopped_takes_nothing_back_twice(
     url: str, places: Any, where: str, behind: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +205,7 @@ def test_a_recovery_that_is_stopped_takes_nothing_back_twice(
         pytest.skip("the same on servers, at their pace")
     for at in itertools.count(2):
         paths, before = prepared(places)
-        assert in_child(lambda: coordinate(paths, LAST[where], True, where, fails=False))  # noqa: B023
+        assert in_child(lambda: die_undecided(paths, where))  # noqa: B023
         with monkeypatch.context() as patched:
             patched.setattr(sys.modules[__name__], "Steady", Stopping)
             child = begin_child(lambda: (recover(paths, at, behind), None)[1])  # type: ignore[func-returns-value]  # noqa: B023
