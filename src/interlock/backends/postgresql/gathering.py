@@ -1,8 +1,10 @@
 """Calls that come while others are under way go together in the next one.
 
 A lane is one call at a time; `LANES` are open from the start, so that one fills while others are under way. Who comes
-when no call is under way waits for nobody. If the lanes are held up, by a lock that another process holds or by a slow
-disk, those who queue get a lane more after `RELIEF_SECONDS`, so that nobody waits long for strangers.
+when no call is under way and nobody else has come lately waits for nobody; where callers come in crowds, a call begins
+with the loop's next turn, when all of the crowd are there. If the lanes are held up, by a lock that another process
+holds or by a slow disk, those who queue get a lane more after `RELIEF_SECONDS`, so that nobody waits long for
+strangers.
 
 For one event loop; nothing here is called from another thread.
 """
@@ -39,13 +41,16 @@ class Gatherer(Generic[T]):
         self._most = most
         self._queue: deque[T] = deque()
         self._busy = 0
+        self._crowd = 1  # how many went together lately: in the last call, or half as many as before it
         self._lanes: set[asyncio.Task[None]] = set()
         self._relief: asyncio.TimerHandle | None = None
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call is under way and nobody waits for one."""
-        return not self._busy
+        """Whether who comes now should make his call himself: no call is under way, and nobody went together lately.
+
+        Where callers come in crowds, the first one would otherwise go alone, time after time, and be alone for good."""
+        return not self._busy and self._crowd <= 1
 
     def add(self, job: T) -> None:
         """Queue a job."""
@@ -81,6 +86,7 @@ class Gatherer(Generic[T]):
         try:
             while self._queue:
                 jobs = self._take(self._queue)
+                self._crowd = max(len(jobs), self._crowd // 2)
                 if not jobs:  # whichever call they wait for looks at the queue when it has ended
                     break
                 await self._send(jobs)
