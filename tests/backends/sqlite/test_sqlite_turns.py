@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -155,19 +154,22 @@ def test_closing_waits_for_a_turn(store: Store) -> None:
 
 
 def test_callers_and_the_thread_take_turns(store: Store) -> None:
-    """Alone and in crowds, by chance: nothing is lost, and both ways are gone."""
-    names: set[str] = set()
-    pace = threading.Barrier(4)
+    """In a crowd, part of which always goes by the thread, and then alone: nothing is lost, and both ways are gone."""
+    names: list[str] = []
+    done: list[object] = []
 
     def work(index: int) -> None:
-        chance = random.Random(index)
-        for turn in range(12):
-            for _ in range(12 if index == 0 or turn % 2 else 0):
-                store.commit({key("a"): add(1), key("own", index): number(chance.randrange(9))})
-            pace.wait(30)
+        for part in range(60):
+            store.commit({key("a"): add(1), key("own", index): number(part)})
 
-    with watched(store, before=lambda: names.add(threading.current_thread().name)):
-        in_threads(4, work)
+    with watched(store, before=lambda: names.append(threading.current_thread().name)):
+        crowd = threading.Thread(target=lambda: done.extend(in_threads(3, work)))
+        crowd.start()
+        for _ in range(60):
+            store.commit({key("a"): add(1)})
+        crowd.join()
+        in_threads(1, work)
+    assert len(done) == 3
     assert WRITER in names
-    assert len(names) > 1
-    assert store.value(key("a")) == 12 * 12 + 3 * 6 * 12
+    assert names[-1] != WRITER
+    assert store.value(key("a")) == 5 * 60
