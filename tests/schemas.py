@@ -21,6 +21,8 @@ from interlock.backends.postgresql.home import SCHEMA_VERSION
 _numbers = itertools.count()
 
 _PATIENCE: Final = "2s"
+_IN_USE: Final = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
+"""What says that somebody still uses a store."""
 _KEPT: Final = 3
 """How many stores lie between two uses of one: whatever a test has left running is over by then."""
 
@@ -38,7 +40,7 @@ def empty(connection: psycopg.Connection[Any], schema: str) -> bool:
     )
     try:
         connection.execute(fresh)  # one message of several statements is one transaction
-    except psycopg.errors.LockNotAvailable:
+    except _IN_USE:
         return False
     return True
 
@@ -74,7 +76,7 @@ class Schemas:
             return
         try:
             drop(self._connection, schema)
-        except psycopg.errors.LockNotAvailable:
+        except _IN_USE:
             self._left.append(schema)
 
     def close(self) -> None:
