@@ -33,6 +33,14 @@ class Simulated:
     violations: list[tuple[int, Finding]] = field(default_factory=list)
     """(seed, what it showed)."""
 
+    def add(self, other: Simulated) -> None:
+        """Add what other seeds showed."""
+        self.seeds += other.seeds
+        self.steps += other.steps
+        self.counts += other.counts
+        self.faults += other.faults
+        self.violations += other.violations
+
 
 def simulate(
     workload_name: str,
@@ -105,10 +113,5 @@ def simulate_many(
     total = Simulated()
     for seed in seeds:
         on_progress(seed)
-        told, _lines = simulate(workload_name, mode, seed, judged_as=judged_as)
-        total.seeds += 1
-        total.steps += told.steps
-        total.counts += told.counts
-        total.faults += told.faults
-        total.violations += told.violations
+        total.add(simulate(workload_name, mode, seed, judged_as=judged_as)[0])
     return total

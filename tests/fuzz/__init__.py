@@ -1,0 +1,1 @@
+"""Fuzzing of what takes input from outside."""

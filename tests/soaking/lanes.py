@@ -1,0 +1,216 @@
+"""What a long run does at once, each lane in a process of its own until its time is over: simulations, recorded
+histories over the engines, fuzzing, and the tests whose findings depend on chance."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from fuzz.targets import TARGETS
+from interlock.testing.histories import WORKLOADS, Settings, Verdict, run, simulate
+from interlock.testing.histories.simulated import Simulated
+from interlock.testing.histories.troubles import FaultKind
+from redis_servers import redis_server
+from servers import postgresql_server
+from soaking.results import Report
+
+ROOT: Final = Path(__file__).parents[2]
+MODES: Final = ("none", "snapshot", "optimistic", "serializable", "pessimistic")
+ENGINES: Final = ("memory", "sqlite", "postgresql", "redis")
+_SHARES: Final = {"serializable": 12, "optimistic": 3, "snapshot": 3, "none": 1, "pessimistic": 2}
+"""Of each round of simulations, how many go to a mode."""
+_SLICE_SECONDS: Final = 1.0
+_CHUNK: Final = 500
+_FULL_SOAK_SECONDS: Final = 7200.0
+"""How long a soak has to be for the tests of chance to make all their rounds."""
+SERVER_FAULTS: Final[tuple[FaultKind, ...]] = (
+    "kill", "cut", "lost-reply", "reset", "syscall-kill", "silence", "stop", "restart", "delay", "clock",
+)  # fmt: skip
+FILE_FAULTS: Final[tuple[FaultKind, ...]] = ("kill", "syscall-kill", "stop", "io-error", "clock")
+
+
+def promised(name: str, mode: str) -> bool:
+    """Whether a mode promises what a workload is judged by."""
+    return MODES.index(mode) >= MODES.index(WORKLOADS[name].weakest)
+
+
+def simulations(report: Report, until: float, first_seed: int) -> None:
+    """Each workload in turn, in every mode that promises what it is judged by, for equal times."""
+    seeds = itertools.count(first_seed)
+    modes = [mode for mode, share in _SHARES.items() for _ in range(share)]
+    random.Random(first_seed).shuffle(modes)
+    for mode, name in itertools.product(itertools.cycle(modes), WORKLOADS):
+        if time.monotonic() >= until:
+            return
+        if not promised(name, mode):
+            continue
+        told, stop = Simulated(), min(until, time.monotonic() + _SLICE_SECONDS)
+        while time.monotonic() < stop:
+            told.add(simulate(name, mode, next(seeds))[0])  # type: ignore[arg-type]
+        report.add(
+            "history", backend="simulation", mode=mode, workload=name, counts=told.counts, faults=told.faults,
+            seeds=told.seeds, steps=told.steps,
+        )  # fmt: skip
+        for number, finding in told.violations[:3]:
+            report.add("failure", what=f"simulation of {name}, {mode}, seed {number}: {finding.explanation}")
+
+
+# -- engines -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Planned:
+    """A recorded history over an engine."""
+
+    engine: str
+    name: str
+    mode: str
+    faults: tuple[FaultKind, ...]
+
+
+def plans(seed: int) -> list[Planned]:
+    """Every workload on every engine, with faults where there is something to disturb; then every other mode."""
+    made = []
+    for engine in ENGINES:
+        faults = {"memory": (), "sqlite": FILE_FAULTS}.get(engine, SERVER_FAULTS)
+        made += [Planned(engine, name, "serializable", faults) for name in WORKLOADS]
+        for mode in MODES:
+            if mode != "serializable":
+                made += [Planned(engine, name, mode, ()) for name in ("list-append", "rw-register")]
+    random.Random(seed).shuffle(made)
+    return made
+
+
+class Engines:
+    """The engines of a run, each started once. ``with`` stops them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._stack = contextlib.ExitStack()
+        self._directory = directory
+        self.urls: dict[str, str] = {"memory": "memory://soak", "sqlite": f"sqlite:///{directory}/soak.db"}
+        self.restarts: dict[str, Callable[[], object]] = {}
+
+    def __enter__(self) -> Engines:
+        for name, server in (("postgresql", postgresql_server()), ("redis", redis_server())):
+            started: Any = self._stack.enter_context(server)  # type: ignore[arg-type]
+            self.urls[name] = started.url
+            self.restarts[name] = lambda started=started: (started.kill(), started.start())  # type: ignore[misc]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def record(self, plan: Planned, seconds: float, seed: int, directory: Path) -> Verdict:
+        """One run."""
+        alone = plan.engine == "memory"
+        processes, threads = (1, 8) if alone else (2, 4)
+        mode: Any = plan.mode
+        made = Settings(
+            plan.name, self.urls[plan.engine], mode, seconds, processes, threads, seed, plan.faults, fault_seconds=0.4,
+            least=100, control=alone, restart=self.restarts.get(plan.engine),
+        )  # fmt: skip
+        return run(made, directory)
+
+
+def histories(report: Report, until: float, seed: int) -> None:
+    """All plans in equal parts of the time; runs that proved nothing once more, for twice as long."""
+    with tempfile.TemporaryDirectory(prefix="interlock-soak-") as place, Engines(Path(place)) as engines:
+        waiting = plans(seed)
+        again: list[Planned] = []
+        number = 0
+        while waiting or again:
+            planned, factor = (waiting.pop(), 1) if waiting else (again.pop(), 2)
+            left = until - time.monotonic()
+            seconds = max(3.0 + 1.2 * len(planned.faults), left / (len(waiting) + 1.0) - 4.0) * factor
+            number += 1
+            with tempfile.TemporaryDirectory(dir=place) as directory:
+                verdict = engines.record(planned, seconds, seed + number, Path(directory))
+                _report(report, planned, verdict, f"seed {seed + number}", again if factor == 1 else None)
+
+
+def _report(report: Report, planned: Planned, verdict: Verdict, seed: str, again: list[Planned] | None) -> None:
+    what = f"{planned.name} on {planned.engine}, {planned.mode}, {seed}"
+    for finding in verdict.findings.violations[:3]:
+        report.add("failure", what=f"{what}: {finding.explanation}")
+    if verdict.vacuous:
+        report.add("idle", what=f"{what}: {'; '.join(verdict.vacuous)}")
+        if again is not None:
+            again.append(planned)
+        return
+    report.add(
+        "history", backend=planned.engine, mode=planned.mode, workload=planned.name, counts=verdict.counts,
+        faults=verdict.fired,
+    )  # fmt: skip
+
+
+# -- fuzzing, and the tests of chance ----------------------------------------------------------------------------------
+def _chunks(first: int) -> Iterator[tuple[int, Any]]:
+    for number in itertools.count(first):
+        yield from ((number, target) for target in TARGETS)
+
+
+def fuzzing(report: Report, until: float, first_seed: int) -> None:
+    """Every target in turn, some hundred inputs at a time, each time from another seed."""
+    os.nice(10)
+    with tempfile.TemporaryDirectory(prefix="interlock-fuzz-") as place, contextlib.chdir(place):
+        for number, target in _chunks(first_seed):
+            if time.monotonic() >= until:
+                return
+            count = 0
+
+            def check(made: Any, target: Any = target) -> None:
+                nonlocal count
+                count += 1
+                target.meet(made)
+
+            fuzz = settings(
+                max_examples=_CHUNK, deadline=None, database=None, suppress_health_check=list(HealthCheck),
+                phases=[Phase.generate],
+            )  # fmt: skip
+            try:
+                seed(number)(fuzz(given(target.inputs)(check)))()
+            except Exception as error:
+                report.add("failure", what=f"fuzzing {target.name}, seed {number}: {error!r}")
+            report.add("fuzz", target=target.name, count=count)
+
+
+def chance(report: Report, until: float, seconds: float) -> None:
+    """The tests that carry the mark ``soak``, with so many rounds as the time is worth."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "soak",
+        "-n",
+        "1",
+        "--timeout",
+        "3600",
+        "-p",
+        "no:cacheprovider",
+    ]
+    worth = min(1.0, seconds / _FULL_SOAK_SECONDS)
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "INTERLOCK_SOAK": str(worth)}, capture_output=True, text=True, check=False
+    )
+    told = re.findall(r"^\d+ .*(?:passed|failed).*$", done.stdout, re.MULTILINE)
+    report.add("tests", what=told[-1] if told else f"status {done.returncode}")
+    if done.returncode:
+        report.add("failure", what=f"the tests of chance: {done.stdout[-3000:]}")
+
+
+LANES: Final[dict[str, Callable[[Report, float, int], None]]] = {
+    "simulations": simulations, "histories": histories, "fuzzing": fuzzing,
+}  # fmt: skip
