@@ -4,6 +4,8 @@
 VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?=
+# How long `make soak` takes.
+SECONDS ?= 1800
 ARGS   ?=
 
 # What a stamp stands for: reinstall when the metadata changes, not when the sources do (the install is editable).
@@ -51,8 +53,8 @@ versions: $(TEST_STAMP) ## The PostgreSQL tests on versions 13 to 18, fetched by
 coverage: $(TEST_STAMP) ## Which branches of commits, recovery and fencing the tests take (docs/coverage.md)
 	$(BIN)/python tests/branches.py $(ARGS)
 
-soak: $(TEST_STAMP) ## The tests whose findings depend on chance, at length (ARGS="-k kill")
-	INTERLOCK_SOAK=1 $(BIN)/python -m pytest -m soak -n auto --dist worksteal --timeout 1800 $(ARGS)
+soak: $(TEST_STAMP) ## Histories with faults, simulation, fuzzing and kills at length (SECONDS=1800 ARGS="--json soak.json")
+	PYTHONPATH=tests $(BIN)/python -m soaking.run --seconds $(SECONDS) $(ARGS)
 
 format: $(TEST_STAMP) ## Bring the sources into the form that `make check` asks for
 	$(BIN)/ruff check --fix .

@@ -13,13 +13,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from fuzz.targets import TARGETS
+from fuzz.targets import TARGETS, Target
 from interlock.testing.histories import WORKLOADS, Settings, Verdict, run, simulate
 from interlock.testing.histories.simulated import Simulated
 from interlock.testing.histories.troubles import FaultKind
@@ -33,6 +33,9 @@ ENGINES: Final = ("memory", "sqlite", "postgresql", "redis")
 _SHARES: Final = {"serializable": 12, "optimistic": 3, "snapshot": 3, "none": 1, "pessimistic": 2}
 """Of each round of simulations, how many go to a mode."""
 _SLICE_SECONDS: Final = 1.0
+_RUN_SECONDS: Final = 8.0
+"""What a recorded history over an engine takes at least, with its processes."""
+_FAULT_SECONDS: Final = 1.3
 _CHUNK: Final = 500
 _FULL_SOAK_SECONDS: Final = 7200.0
 """How long a soak has to be for the tests of chance to make all their rounds."""
@@ -52,14 +55,12 @@ def simulations(report: Report, until: float, first_seed: int) -> None:
     seeds = itertools.count(first_seed)
     modes = [mode for mode, share in _SHARES.items() for _ in range(share)]
     random.Random(first_seed).shuffle(modes)
-    for mode, name in itertools.product(itertools.cycle(modes), WORKLOADS):
+    for mode, name in ((mode, name) for mode in itertools.cycle(modes) for name in WORKLOADS if promised(name, mode)):
         if time.monotonic() >= until:
             return
-        if not promised(name, mode):
-            continue
         told, stop = Simulated(), min(until, time.monotonic() + _SLICE_SECONDS)
         while time.monotonic() < stop:
-            told.add(simulate(name, mode, next(seeds))[0])  # type: ignore[arg-type]
+            told.add(simulate(name, mode, next(seeds))[0])
         report.add(
             "history", backend="simulation", mode=mode, workload=name, counts=told.counts, faults=told.faults,
             seeds=told.seeds, steps=told.steps,
@@ -78,10 +79,16 @@ class Planned:
     mode: str
     faults: tuple[FaultKind, ...]
 
+    def with_faults(self, count: int, first: int) -> Planned:
+        """With so many of the faults, which are others from run to run."""
+        turned = [*self.faults[first % max(1, len(self.faults)) :], *self.faults]
+        return replace(self, faults=tuple(turned[: min(count, len(self.faults))]))
 
-def plans(seed: int) -> list[Planned]:
-    """Every workload on every engine, with faults where there is something to disturb; then every other mode."""
-    made = []
+
+def plans(seed: int, seconds: float) -> list[Planned]:
+    """Every workload on every engine, with faults where there is something to disturb, and two in every other mode; as
+    many of them as the time is enough for."""
+    made: list[Planned] = []
     for engine in ENGINES:
         faults = {"memory": (), "sqlite": FILE_FAULTS}.get(engine, SERVER_FAULTS)
         made += [Planned(engine, name, "serializable", faults) for name in WORKLOADS]
@@ -89,7 +96,14 @@ def plans(seed: int) -> list[Planned]:
             if mode != "serializable":
                 made += [Planned(engine, name, mode, ()) for name in ("list-append", "rw-register")]
     random.Random(seed).shuffle(made)
-    return made
+    return made[: max(len(ENGINES), int(seconds / _RUN_SECONDS))]
+
+
+def wanted(seconds: float) -> list[tuple[str, str]]:
+    """(backend, workload) of everything that a run of such a length has to prove."""
+    planned = [(each.engine, each.name) for each in plans(0, seconds)]
+    everything = [(engine, name) for engine in ENGINES for name in WORKLOADS]
+    return [each for each in everything if each in planned] if len(plans(0, seconds)) == len(plans(0, 1e9)) else []
 
 
 class Engines:
@@ -103,7 +117,7 @@ class Engines:
 
     def __enter__(self) -> Engines:
         for name, server in (("postgresql", postgresql_server()), ("redis", redis_server())):
-            started: Any = self._stack.enter_context(server)  # type: ignore[arg-type]
+            started: Any = self._stack.enter_context(server)
             self.urls[name] = started.url
             self.restarts[name] = lambda started=started: (started.kill(), started.start())  # type: ignore[misc]
         return self
@@ -118,7 +132,7 @@ class Engines:
         mode: Any = plan.mode
         made = Settings(
             plan.name, self.urls[plan.engine], mode, seconds, processes, threads, seed, plan.faults, fault_seconds=0.4,
-            least=100, control=alone, restart=self.restarts.get(plan.engine),
+            least=20 if plan.mode == "pessimistic" else 100, control=alone, restart=self.restarts.get(plan.engine),
         )  # fmt: skip
         return run(made, directory)
 
@@ -126,14 +140,15 @@ class Engines:
 def histories(report: Report, until: float, seed: int) -> None:
     """All plans in equal parts of the time; runs that proved nothing once more, for twice as long."""
     with tempfile.TemporaryDirectory(prefix="interlock-soak-") as place, Engines(Path(place)) as engines:
-        waiting = plans(seed)
+        waiting = plans(seed, until - time.monotonic())
         again: list[Planned] = []
         number = 0
         while waiting or again:
             planned, factor = (waiting.pop(), 1) if waiting else (again.pop(), 2)
             left = until - time.monotonic()
-            seconds = max(3.0 + 1.2 * len(planned.faults), left / (len(waiting) + 1.0) - 4.0) * factor
+            seconds = max(4.0, left / (len(waiting) + 1.0) - 4.0) * factor
             number += 1
+            planned = planned.with_faults(max(1, int((seconds - 2.0) / _FAULT_SECONDS)), number)
             with tempfile.TemporaryDirectory(dir=place) as directory:
                 verdict = engines.record(planned, seconds, seed + number, Path(directory))
                 _report(report, planned, verdict, f"seed {seed + number}", again if factor == 1 else None)
@@ -160,6 +175,20 @@ def _chunks(first: int) -> Iterator[tuple[int, Any]]:
         yield from ((number, target) for target in TARGETS)
 
 
+_FUZZ: Final = settings(
+    max_examples=_CHUNK, deadline=None, database=None, suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate],
+)  # fmt: skip
+
+
+def _meeting(target: Target, met: list[None]) -> Callable[[Any], None]:
+    def meet(made: Any) -> None:
+        met.append(None)
+        target.meet(made)
+
+    return meet
+
+
 def fuzzing(report: Report, until: float, first_seed: int) -> None:
     """Every target in turn, some hundred inputs at a time, each time from another seed."""
     os.nice(10)
@@ -167,22 +196,12 @@ def fuzzing(report: Report, until: float, first_seed: int) -> None:
         for number, target in _chunks(first_seed):
             if time.monotonic() >= until:
                 return
-            count = 0
-
-            def check(made: Any, target: Any = target) -> None:
-                nonlocal count
-                count += 1
-                target.meet(made)
-
-            fuzz = settings(
-                max_examples=_CHUNK, deadline=None, database=None, suppress_health_check=list(HealthCheck),
-                phases=[Phase.generate],
-            )  # fmt: skip
+            met: list[None] = []
             try:
-                seed(number)(fuzz(given(target.inputs)(check)))()
+                seed(number)(_FUZZ(given(target.inputs)(_meeting(target, met))))()
             except Exception as error:
                 report.add("failure", what=f"fuzzing {target.name}, seed {number}: {error!r}")
-            report.add("fuzz", target=target.name, count=count)
+            report.add("fuzz", target=target.name, count=len(met))
 
 
 def chance(report: Report, until: float, seconds: float) -> None:

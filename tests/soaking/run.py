@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,8 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from interlock.testing.histories import WORKLOADS
-from soaking.lanes import ENGINES, LANES, chance
+from soaking.lanes import LANES, chance, wanted
 from soaking.results import Report, Summary, summed
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,8 @@ def start(lane: str, number: int, until: float, seconds: float, seed: int, direc
 
 
 def live(options: argparse.Namespace) -> None:
-    """A lane's process."""
+    """A lane's process. It ends what it has started when it is told to end."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     report = Report(Path(options.report))
     if options.lane == "chance":
         chance(report, options.until, options.seconds)
@@ -75,8 +76,7 @@ def soak(options: argparse.Namespace, console: Console, directory: Path) -> Summ
         if process.wait():
             said = (directory / f"{lane}-{number}.err").read_text(errors="replace")[-3000:]
             summary.failures.append(f"the lane {lane} ended with status {process.returncode}: {said}")
-    wanted = [(engine, name) for engine in (*ENGINES, "simulation") for name in WORKLOADS]
-    summary.failures += [f"not proved: {each}" for each in summary.missing(wanted)]
+    summary.failures += [f"not proved: {each}" for each in summary.missing(wanted(options.seconds))]
     if summary.transactions < options.least:
         summary.failures.append(f"only {summary.transactions:,} transactions, fewer than {options.least:,}")
     return summary

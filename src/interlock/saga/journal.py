@@ -39,15 +39,16 @@ from typing import Any, Final, Protocol, TypeVar
 from interlock import stepping
 from interlock.core.engine import Engine
 from interlock.errors import UsageError
-from interlock.layers.ledger import Kind, Ledger, Record
+from interlock.layers.ledger import Ledger, Record
 from interlock.model import ABSENT, CommitRefused, Delete, Expectation, Key, Put, Token, Version, Write
+from interlock.saga import kinds
 from interlock.saga.errors import SagaClosedError
 
 T = TypeVar("T")
 
-SAGAS: Final = Kind("saga")
-STEPS: Final = Kind("sagastep")
-LETTERS: Final = Kind("sagaletter")
+SAGAS: Final = kinds.SAGAS
+STEPS: Final = kinds.STEPS
+LETTERS: Final = kinds.LETTERS
 
 RUNNING, UNDOING, DECIDED, COMMITTED, UNDONE, INCOMPLETE = (
     "running", "undoing", "decided", "committed", "undone", "incomplete",
