@@ -20,6 +20,7 @@ from typing import Any, Final
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from fuzz.targets import TARGETS, Target
+from interlock.core.isolation import Isolation
 from interlock.testing.histories import WORKLOADS, Settings, Verdict, run, simulate
 from interlock.testing.histories.simulated import Simulated
 from interlock.testing.histories.troubles import FaultKind
@@ -28,11 +29,13 @@ from servers import postgresql_server
 from soaking.results import Report
 
 ROOT: Final = Path(__file__).parents[2]
-MODES: Final = ("none", "snapshot", "optimistic", "serializable", "pessimistic")
+MODES: Final[tuple[Isolation, ...]] = ("none", "snapshot", "optimistic", "serializable", "pessimistic")
 ENGINES: Final = ("memory", "sqlite", "postgresql", "redis")
-_SHARES: Final = {"serializable": 12, "optimistic": 3, "snapshot": 3, "none": 1, "pessimistic": 2}
+_SHARES: Final[dict[Isolation, int]] = {"serializable": 12, "optimistic": 3, "snapshot": 3, "none": 1, "pessimistic": 2}
 """Of each round of simulations, how many go to a mode."""
 _SLICE_SECONDS: Final = 1.0
+_TRANSACTIONS: Final = 40
+"""Of each agent of a simulation: longer runs than in the tests, since most of a short one is its beginning."""
 _RUN_SECONDS: Final = 8.0
 """What a recorded history over an engine takes at least, with its processes."""
 _FAULT_SECONDS: Final = 1.3
@@ -45,7 +48,7 @@ SERVER_FAULTS: Final[tuple[FaultKind, ...]] = (
 FILE_FAULTS: Final[tuple[FaultKind, ...]] = ("kill", "syscall-kill", "stop", "io-error", "clock")
 
 
-def promised(name: str, mode: str) -> bool:
+def promised(name: str, mode: Isolation) -> bool:
     """Whether a mode promises what a workload is judged by."""
     return MODES.index(mode) >= MODES.index(WORKLOADS[name].weakest)
 
@@ -60,7 +63,7 @@ def simulations(report: Report, until: float, first_seed: int) -> None:
             return
         told, stop = Simulated(), min(until, time.monotonic() + _SLICE_SECONDS)
         while time.monotonic() < stop:
-            told.add(simulate(name, mode, next(seeds))[0])
+            told.add(simulate(name, mode, next(seeds), transactions=_TRANSACTIONS, deaths=0.0006)[0])
         report.add(
             "history", backend="simulation", mode=mode, workload=name, counts=told.counts, faults=told.faults,
             seeds=told.seeds, steps=told.steps,
@@ -76,7 +79,7 @@ class Planned:
 
     engine: str
     name: str
-    mode: str
+    mode: Isolation
     faults: tuple[FaultKind, ...]
 
     def with_faults(self, count: int, first: int) -> Planned:
@@ -129,10 +132,9 @@ class Engines:
         """One run."""
         alone = plan.engine == "memory"
         processes, threads = (1, 8) if alone else (2, 4)
-        mode: Any = plan.mode
         made = Settings(
-            plan.name, self.urls[plan.engine], mode, seconds, processes, threads, seed, plan.faults, fault_seconds=0.4,
-            least=20 if plan.mode == "pessimistic" else 100, control=alone, restart=self.restarts.get(plan.engine),
+            plan.name, self.urls[plan.engine], plan.mode, seconds, processes, threads, seed, plan.faults,
+            fault_seconds=0.4, least=20 if plan.mode == "pessimistic" else 100, control=alone, restart=self.restarts.get(plan.engine),
         )  # fmt: skip
         return run(made, directory)
 

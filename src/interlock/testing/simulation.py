@@ -80,6 +80,8 @@ class Simulation:
         self._stacks = choose_stacks(greenlets)
         self._failure: BaseException | None = None
         self._ending = False
+        self._over = False
+        """Whether everybody still there has to end: only background jobs are left, or somebody has failed."""
         self.runtime = _SimulatedRuntime(self)
         self.backend: Backend = _SimulatedBackend(
             MemoryBackend(None, runtime=self.runtime, clock=self.time), self
@@ -116,7 +118,7 @@ class Simulation:
 
     def run(self) -> None:
         """Until every agent has ended. Raises what an agent raised, or `Deadlock`."""
-        self._ending = False
+        self._ending = self._over = False
         first = self._following()
         if first is not None:
             self._stacks.enter(first)
@@ -126,12 +128,12 @@ class Simulation:
     # -- the turn ------------------------------------------------------------------------------------------------------
     def _live(self, agent: _Agent) -> None:
         try:
-            if self._failure is None and not self._ending:
+            if not self._over:
                 agent.body()
         except AgentDied:
             pass
         except BaseException as error:
-            self._failure = self._failure or error
+            self._fail(error)
         self._agents.remove(agent)
         self._stacks.leave(self._following())
 
@@ -141,18 +143,22 @@ class Simulation:
             self._running = None
             return None
         self._ending = all(agent.master is not None for agent in self._agents)
+        self._over = self._ending or self._failure is not None
         self._running = self._choose()
         return self._running
 
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._over = True
+
     def _choose(self) -> _Agent:
         self.steps += 1
-        over = self._failure is not None or self._ending
-        ready = [agent for agent in self._agents if agent.ready or over]
+        ready = [agent for agent in self._agents if agent.ready or self._over]
         if not ready:
             due = min((agent.until for agent in self._agents if agent.until is not None), default=None)
             if due is None:
                 names = ", ".join(f"{agent.name} ({agent.waits_for})" for agent in self._agents)
-                self._failure = Deadlock(f"seed {self.seed}: everybody waits for ever: {names}")
+                self._fail(Deadlock(f"seed {self.seed}: everybody waits for ever: {names}"))
                 return self._agents[0]
             self._elapsed = max(self._elapsed, due)
             for agent in self._agents:
@@ -166,23 +172,38 @@ class Simulation:
         me = self._running
         if me is None:
             return
-        self._die_if_over(me)
+        if self._over or me.died or me.master is not None:
+            self._die_if_over(me)
         self._elapsed += _CALL_SECONDS
         if self.deaths and self.random.random() < self.deaths:
             me.died = True
             self.faults["death"] += 1
             raise AgentDied
-        self._give_way(me)
+        # Whoever is drawn and cannot run is replaced by a draw among those who can: all of these are equally likely.
+        agents = self._agents
+        chosen = agents[int(self.random.random() * len(agents))]
+        if self._over or not chosen.ready:
+            chosen = self._choose()
+        else:
+            self.steps += 1
+        if chosen is not me:
+            self._hand_over(me, chosen)
 
     def _give_way(self, me: _Agent) -> None:
         chosen = self._choose()
         if chosen is not me:
-            self._running = chosen
-            self._stacks.hand_over(me, chosen)
-        self._die_if_over(me)
+            self._hand_over(me, chosen)
+        else:
+            self._die_if_over(me)
+
+    def _hand_over(self, me: _Agent, chosen: _Agent) -> None:
+        self._running = chosen
+        self._stacks.hand_over(me, chosen)
+        if self._over or me.died or me.master is not None:
+            self._die_if_over(me)
 
     def _die_if_over(self, me: _Agent) -> None:
-        if me.died or (me.master is not None and me.master.died) or self._failure is not None or self._ending:
+        if self._over or me.died or (me.master is not None and me.master.died):
             raise AgentDied
 
     def block(self, waiter: _SimulatedWaiter | None, timeout_seconds: float | None, what: str) -> None:
