@@ -134,7 +134,8 @@ class Engines:
         processes, threads = (1, 8) if alone else (2, 4)
         made = Settings(
             plan.name, self.urls[plan.engine], plan.mode, seconds, processes, threads, seed, plan.faults,
-            fault_seconds=0.4, least=20 if plan.mode == "pessimistic" else 100, control=alone, restart=self.restarts.get(plan.engine),
+            fault_seconds=0.4, least=20 if plan.mode == "pessimistic" else 100, control=alone,
+            restart=self.restarts.get(plan.engine),
         )  # fmt: skip
         return run(made, directory)
 
