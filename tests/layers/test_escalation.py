@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
-from cases.support import World, in_worlds
+import pytest
+
+from cases.support import ENGINES, World, in_worlds
 from interlock import RetryPolicy
 from interlock.core.retry import HEAVY_SECONDS, escalates
 
 KEYS = 20
+WORLDS = [f"{engine}-async" for engine in (ENGINES if os.environ.get("INTERLOCK_SOAK") else ("memory", "sqlite"))]
+"""On servers it takes a minute, so that is a matter of the long run."""
 
 
 def test_what_counts_is_work_burnt_not_attempts_alone() -> None:
@@ -20,7 +25,8 @@ def test_what_counts_is_work_burnt_not_attempts_alone() -> None:
     assert escalates(policy, 15, 0.0)
 
 
-@in_worlds("memory-async")
+@pytest.mark.soak
+@in_worlds(*WORLDS)
 async def test_w18_a_long_transaction_among_fifty_short_ones(world: World) -> None:
     stock = world.open(retry=RetryPolicy(max_attempts=100)).resource("stock")
     async with stock.session() as session:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -100,12 +101,15 @@ def main() -> int:
     console, began = Console(stderr=True), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="interlock-soak-") as directory:
         summary = soak(options, console, Path(directory))
-    took = time.monotonic() - began
+    took, used = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = used.ru_utime + used.ru_stime
     if options.json:
-        options.json.write_text(json.dumps({"seconds": round(took), **summary.as_json()}, indent=2) + "\n")
+        options.json.write_text(
+            json.dumps({"seconds": round(took), "cpu_seconds": round(cpu), **summary.as_json()}, indent=2) + "\n"
+        )
     out = Console(highlight=False)
     out.print(summary.table())
-    for line in [f"took {took:,.0f} s", *summary.lines()]:
+    for line in [f"took {took:,.0f} s, in which its processes had {cpu:,.0f} s of a core", *summary.lines()]:
         out.print(line, markup=False)
     return 1 if summary.failures else 0
 

@@ -178,6 +178,7 @@ def test_a_phantom_is_a_circle_of_scans() -> None:
                                      final=[["r", "c", 2]])),
         ("monotonic", "stale read", history((0, 1, "ok", [["w", "g", 5]]), (2, 3, "ok", [["r", "g", 4]]))),
         ("opacity", "inconsistent read", history((0, 1, "fail", [["r", "x", 80], ["r", "y", 1]]))),
+        ("ids", "given twice", both([["take", "next", 3]], [["take", "next", 3]])),
         ("claims", "claimed twice", both([["claim", "t", "a"]], [["claim", "t", "b"]])),
         ("claims", "lost claim", history((0, 1, "ok", [["claim", "t", "a"]]), final=[["r", "t", "b"]])),
     ],

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import interlock
 import tally
 from interlock.errors import UsageError
 from interlock.testing.histories import WORKLOADS, Settings, run
@@ -95,6 +98,39 @@ def test_every_workload_on_every_engine(
     verdict = run(Settings(workload, url, seconds=0.5, processes=1, threads=6, control=False), tmp_path / "out")
     assert verdict.findings.violations == []
     assert verdict.counts["ok"] > 0
+    tally.note(engine, verdict.counts)
+
+
+EARLIER = "519137621865"
+"""A commit whose sources are the earlier version of W19."""
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Path:
+    """The sources of an earlier version; where the history is not at hand, those of today under another number."""
+    place = tmp_path / "earlier"
+    place.mkdir()
+    source = Path(interlock.__file__).parents[1]
+    archive = subprocess.run(["git", "archive", EARLIER, "src"], cwd=source.parent, capture_output=True, check=False)
+    if archive.returncode == 0:
+        subprocess.run(["tar", "-x", "-C", place], input=archive.stdout, check=True)
+        return place / "src"
+    shutil.copytree(source / "interlock", place / "interlock", ignore=shutil.ignore_patterns("__pycache__"))
+    init = place / "interlock" / "__init__.py"
+    init.write_text(init.read_text().replace('__version__ = "', '__version__ = "0.0.'))
+    return place
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql", "redis"])
+def test_w19_two_versions_over_one_store(
+    engine: str, earlier: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = f"sqlite:///{tmp_path}/store.db" if engine == "sqlite" else request.getfixturevalue(f"{engine}_url")
+    sources = str(earlier), str(Path(interlock.__file__).parents[1])
+    settings = Settings("list-append", url, seconds=5.0, processes=2, threads=3, least=20, control=False)
+    verdict = run(replace(settings, sources=sources), tmp_path / "out")
+    assert verdict.findings.violations == []
+    assert verdict.vacuous == []
     tally.note(engine, verdict.counts)
 
 

@@ -29,7 +29,7 @@ from interlock.testing.histories.processes import Workers
 from interlock.testing.histories.records import History, Recorder
 from interlock.testing.histories.troubles import FaultKind, Troubles
 from interlock.testing.histories.worker import Part, work
-from interlock.testing.histories.workloads import WORKLOADS, Workload, final_read
+from interlock.testing.histories.workloads import LISTS, WORKLOADS, Workload, final_read
 from interlock.testing.proxies import FaultyProxy
 
 STEP_SECONDS: Final = 0.25
@@ -209,7 +209,7 @@ def _one_run(
             keys = sorted(_keys_of(directory) | {key for key, _value in _everything(resource)})
             recorder.begin(2_000_000_001, [["r", key, None] for key in keys], "final")
             steps = final_read(resource, keys)
-            if workload.name == "list-append":
+            if workload.name in LISTS:
                 steps = [[what, key, value or []] for what, key, value in steps]
             recorder.end(2_000_000_001, "ok", steps, f="final")
         finally:

@@ -18,7 +18,7 @@ from interlock.testing.histories.findings import Finding
 from interlock.testing.histories.graph import MODELS
 from interlock.testing.histories.records import Line, Recording, of_lines
 from interlock.testing.histories.worker import make_one
-from interlock.testing.histories.workloads import WORKLOADS, Agent, final_read
+from interlock.testing.histories.workloads import LISTS, WORKLOADS, Agent, final_read
 from interlock.testing.simulation import Simulation
 
 
@@ -90,7 +90,7 @@ def simulate(
     keys = sorted(touched | {str(key) for key, _value in resource.scan()})
     recording.begin(2_000_000_001, [["r", key, None] for key in keys], "final")
     steps = final_read(resource, keys)
-    if workload.name == "list-append":
+    if workload.name in LISTS:
         steps = [[what, key, value or []] for what, key, value in steps]
     recording.end(2_000_000_001, "ok", steps, f="final")
     store.close()

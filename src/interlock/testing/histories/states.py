@@ -127,6 +127,20 @@ def judge_opacity(history: History, model: Model) -> Findings:
     return findings
 
 
+def judge_ids(history: History, model: Model) -> Findings:
+    """No number was given twice."""
+    findings = Findings()
+    taken: dict[Any, Transaction] = {}
+    for each in history.ok():
+        for what, _key, number in each.steps:
+            if what == "take":
+                if number in taken:
+                    findings.add("given twice", f"{number} was given to {taken[number]} and to {each}")
+                taken[number] = each
+    findings.counts["numbers"] = len(taken)
+    return findings
+
+
 def judge_claims(history: History, model: Model) -> Findings:
     """Each task belongs to one, and to the one whose claim was acknowledged."""
     findings = Findings()

@@ -7,6 +7,7 @@ running number. Nothing here knows whether anything went wrong; that is for the 
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections import defaultdict
@@ -118,6 +119,24 @@ def _plan_appends(agent: Agent) -> Plan:
                 step[2] = []
 
     return Plan(steps, carry)
+
+
+class _TakenBack(Exception):
+    """Ends the part of a transaction that is rolled back."""
+
+
+def _plan_savepoints(agent: Agent) -> Plan:
+    """The same, after an append inside a savepoint that is rolled back: nobody appended that value, then."""
+    plain, value = _plan_appends(agent), agent.unique()
+    key = plain.steps[-1][1]
+
+    def carry(session: Session, done: list[Step]) -> None:
+        with contextlib.suppress(_TakenBack), session.savepoint():
+            session.write(key, [*session.read(key, []), value])
+            raise _TakenBack
+        plain.carry(session, done)
+
+    return Plan(plain.steps, carry)
 
 
 def _plan_registers(agent: Agent) -> Plan:
@@ -315,6 +334,16 @@ def _plan_claims(agent: Agent) -> Plan:
     return Plan([["claim", "", name]], carry)
 
 
+def _plan_ids(agent: Agent) -> Plan:
+    """Take the next number of a sequence."""
+
+    def carry(session: Session, done: list[Step]) -> None:
+        done[0][2] = number = session.read("next", 0)
+        session.write("next", number + 1)
+
+    return Plan([["take", "next", None]], carry)
+
+
 WORKLOADS: Final[dict[str, Workload]] = {
     each.name: each
     for each in (
@@ -350,10 +379,14 @@ WORKLOADS: Final[dict[str, Workload]] = {
             "opacity", "x + y is constant in every read", _plan_opacity, states.judge_opacity, _share,
             weakest="snapshot",
         ),
+        Workload("ids", "take the next number", _plan_ids, states.judge_ids, weakest="snapshot"),
+        Workload("savepoints", "appends, and others that are rolled back", _plan_savepoints, appends.judge),
         Workload("claims", "take a task that is free", _plan_claims, states.judge_claims, weakest="snapshot"),
     )
 }  # fmt: skip
 """Name -> workload."""
+LISTS: Final = frozenset({"list-append", "savepoints"})
+"""Workloads whose absent keys are empty lists."""
 
 
 def final_read(resource: SharedResource[Any], keys: Iterable[str]) -> list[Step]:
