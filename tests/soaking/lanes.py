@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,8 +37,8 @@ _SHARES: Final[dict[Isolation, int]] = {"serializable": 12, "optimistic": 3, "sn
 _SLICE_SECONDS: Final = 1.0
 _TRANSACTIONS: Final = 40
 """Of each agent of a simulation: longer runs than in the tests, since most of a short one is its beginning."""
-_RUN_SECONDS: Final = 8.0
-"""What a recorded history over an engine takes at least, with its processes."""
+_RUN_SECONDS: Final = 18.0
+"""What a recorded history over an engine is worth, with its processes and faults."""
 _FAULT_SECONDS: Final = 1.3
 _CHUNK: Final = 500
 _FULL_SOAK_SECONDS: Final = 7200.0
@@ -147,13 +148,20 @@ def histories(report: Report, until: float, seed: int) -> None:
         again: list[Planned] = []
         number = 0
         while waiting or again:
+            if time.monotonic() >= until:
+                report.add("idle", what=f"{len(waiting) + len(again)} runs over engines: the time was over before")
+                return
             planned, factor = (waiting.pop(), 1) if waiting else (again.pop(), 2)
             left = until - time.monotonic()
             seconds = max(4.0, left / (len(waiting) + 1.0) - 4.0) * factor
             number += 1
             planned = planned.with_faults(max(1, int((seconds - 2.0) / _FAULT_SECONDS)), number)
             with tempfile.TemporaryDirectory(dir=place) as directory:
-                verdict = engines.record(planned, seconds, seed + number, Path(directory))
+                try:
+                    verdict = engines.record(planned, seconds, seed + number, Path(directory))
+                except Exception as error:  # the others are tried all the same
+                    report.add("failure", what=f"{planned}, seed {seed + number}: {error!r}")
+                    continue
                 _report(report, planned, verdict, f"seed {seed + number}", again if factor == 1 else None)
 
 
@@ -224,13 +232,19 @@ def chance(report: Report, until: float, seconds: float) -> None:
         "no:cacheprovider",
     ]
     worth = min(1.0, seconds / _FULL_SOAK_SECONDS)
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "INTERLOCK_SOAK": str(worth)}, capture_output=True, text=True, check=False
+    tests = subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, "INTERLOCK_SOAK": str(worth)}, stdout=subprocess.PIPE, text=True
     )
-    told = re.findall(r"^\d+ .*(?:passed|failed).*$", done.stdout, re.MULTILINE)
-    report.add("tests", what=told[-1] if told else f"status {done.returncode}")
-    if done.returncode:
-        report.add("failure", what=f"the tests of chance: {done.stdout[-3000:]}")
+    try:
+        said, _ = tests.communicate()
+    finally:
+        if tests.poll() is None:  # the lane is told to end
+            tests.send_signal(signal.SIGINT)
+            tests.communicate()
+    told = re.findall(r"^\d+ .*(?:passed|failed).*$", said, re.MULTILINE)
+    report.add("tests", what=told[-1] if told else f"status {tests.returncode}")
+    if tests.returncode:
+        report.add("failure", what=f"the tests of chance: {said[-3000:]}")
 
 
 LANES: Final[dict[str, Callable[[Report, float, int], None]]] = {

@@ -20,6 +20,10 @@ from interlock.testing.histories.worker import READY, Part
 _PATIENCE_SECONDS: Final = 60.0
 
 
+class TimeIsOver(Exception):
+    """A worker has ended because its time is over, so that nothing can be done to it any more."""
+
+
 class Workers:
     """``count`` processes, each of which may be killed and replaced; ``part`` says what the next incarnation of a place
     does. ``sources``: where the processes find the library, in turn. ``with`` ends them all."""
@@ -71,9 +75,12 @@ class Workers:
             self.clock_jumps += int(said or b"0")
 
     def pid(self, place: int) -> int:
-        """The id of the process at a place. Raises `RuntimeError` if that has ended by itself."""
+        """The id of the process at a place. Raises `TimeIsOver` if it has done its part, `RuntimeError` if it has
+        failed."""
         process = self._running[place]
-        if process.poll() is not None:
+        if process.poll() == 0:
+            raise TimeIsOver
+        if process.returncode is not None:
             raise RuntimeError(f"a worker ended before its time: {self._said()}")
         return process.pid
 

@@ -21,7 +21,7 @@ from typing import Final, Literal
 from urllib.parse import unquote, urlsplit
 
 from interlock.errors import UsageError
-from interlock.testing.histories.processes import Workers
+from interlock.testing.histories.processes import TimeIsOver, Workers
 from interlock.testing.proxies import FaultyProxy
 
 FaultKind = Literal[
@@ -123,10 +123,13 @@ class Troubles:
         name = self.faults[self._turn % len(self.faults)]
         self._turn += 1
         for _ in range(_TRIES):
-            met = self._fire(name)
+            try:
+                met = self._fire(name)
+            except TimeIsOver:
+                return
             self.fired[name] += met
             if met or name == "lost-reply":
-                break
+                return
 
     def finish(self, clock_jumps: int) -> None:
         """Add what is known at the end only: how often the workers' clocks have jumped."""
