@@ -7,6 +7,7 @@ Exit status 1 if anything was violated, has failed, or was never tried."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -25,6 +26,7 @@ from soaking.results import Report, Summary, summed
 
 ROOT = Path(__file__).parents[2]
 _GRACE_SECONDS = 1800.0
+_LOOK_SECONDS = 1.0
 
 
 def start(lane: str, number: int, until: float, seconds: float, seed: int, directory: Path) -> subprocess.Popen[bytes]:
@@ -67,7 +69,8 @@ def soak(options: argparse.Namespace, console: Console, directory: Path) -> Summ
                 bar.update(task, completed=options.seconds - left, description=f"{count:,} transactions")
                 if time.monotonic() > until + _GRACE_SECONDS:
                     break
-                time.sleep(min(1.0, options.seconds / 100))
+                with contextlib.suppress(subprocess.TimeoutExpired, StopIteration):
+                    next(process for process in processes.values() if process.poll() is None).wait(_LOOK_SECONDS)
     finally:
         for process in processes.values():
             if process.poll() is None:
