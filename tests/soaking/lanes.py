@@ -40,6 +40,8 @@ _TRANSACTIONS: Final = 40
 _RUN_SECONDS: Final = 18.0
 """What a recorded history over an engine is worth, with its processes and faults."""
 _FAULT_SECONDS: Final = 1.3
+"""What a fault takes, where the machine has nothing else to do; a slower one gets fewer of them in a run."""
+_SLOWEST_SECONDS: Final = 20.0
 _CHUNK: Final = 500
 _FULL_SOAK_SECONDS: Final = 7200.0
 """How long a soak has to be for the tests of chance to make all their rounds."""
@@ -146,7 +148,7 @@ def histories(report: Report, until: float, seed: int) -> None:
     with tempfile.TemporaryDirectory(prefix="interlock-soak-") as place, Engines(Path(place)) as engines:
         waiting = plans(seed, until - time.monotonic())
         again: list[Planned] = []
-        number = 0
+        number, pace = 0, _FAULT_SECONDS
         while waiting or again:
             if time.monotonic() >= until:
                 report.add("idle", what=f"{len(waiting) + len(again)} runs over engines: the time was over before")
@@ -155,13 +157,15 @@ def histories(report: Report, until: float, seed: int) -> None:
             left = until - time.monotonic()
             seconds = max(4.0, left / (len(waiting) + 1.0) - 4.0) * factor
             number += 1
-            planned = planned.with_faults(max(1, int((seconds - 2.0) / _FAULT_SECONDS)), number)
+            planned = planned.with_faults(max(1, int((seconds - 2.0) / pace)), number)
             with tempfile.TemporaryDirectory(dir=place) as directory:
                 try:
                     verdict = engines.record(planned, seconds, seed + number, Path(directory))
                 except Exception as error:  # the others are tried all the same
                     report.add("failure", what=f"{planned}, seed {seed + number}: {error!r}")
                     continue
+                late = any(not verdict.fired[name] for name in planned.faults)
+                pace = min(2 * pace, _SLOWEST_SECONDS) if late else max(0.8 * pace, _FAULT_SECONDS)
                 _report(report, planned, verdict, f"seed {seed + number}", again if factor == 1 else None)
 
 
