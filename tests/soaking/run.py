@@ -113,7 +113,7 @@ def main() -> int:
     out = Console(highlight=False)
     out.print(summary.table())
     for line in [f"took {took:,.0f} s, in which its processes had {cpu:,.0f} s of a core", *summary.lines()]:
-        out.print(line, markup=False)
+        out.print(line, markup=False, soft_wrap=True)
     return 1 if summary.failures else 0
 
 
