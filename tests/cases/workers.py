@@ -263,6 +263,11 @@ def interrupted(url: Place, times: int, seed: int) -> dict[str, Any]:
             os.kill(os.getpid(), signal.SIGINT)
         enough.append(True)
 
+    def go_on() -> None:  # a call, because an interrupt between two rounds of a loop may miss the try around the loop
+        while not enough:
+            done = counters.run_detailed(note_and_add)
+            told[done.transaction_id] = "acknowledged"
+
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     threading.Thread(target=_end_with_the_test, daemon=True).start()
     with opened(url, "worker") as store:
@@ -271,9 +276,7 @@ def interrupted(url: Place, times: int, seed: int) -> dict[str, Any]:
         threading.Thread(target=interrupt, daemon=True).start()
         while True:
             try:
-                while not enough:
-                    done = counters.run_detailed(note_and_add)
-                    told[done.transaction_id] = "acknowledged"
+                go_on()
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 break
             except KeyboardInterrupt as error:

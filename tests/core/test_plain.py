@@ -20,7 +20,7 @@ _SEEN = (
 )
 SEEN = frozenset(_SEEN.split())
 """What the short ways look at, or what does not change what they do."""
-_RARE = "chains clears deadline guards held invariant_reads invariant_spans pinned spans stale touched unchecked"
+_RARE = "chains clears deadline guards held invariant_reads invariant_spans missed pinned spans stale touched unchecked"
 RARE = frozenset(_RARE.split())
 """What they do not look at: must be as it began in a plain transaction."""
 
