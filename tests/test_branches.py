@@ -55,3 +55,9 @@ def test_a_gap_that_nobody_knows_fails() -> None:
     assert branches.judge(found, Console(quiet=True)) == 0
     found["src/interlock/core/extension.py"] = nothing | {"executed_lines": [1], "missing_branches": [[1, -1]]}
     assert branches.judge(found, Console(quiet=True)) == 1
+
+
+def test_no_test_ends_the_measuring_of_those_behind_it() -> None:
+    """Python has one trace function for each thread: who needs another one puts back what was there."""
+    ends = "settrace(" + "None)"
+    assert [str(path) for path in (branches.ROOT / "tests").rglob("*.py") if ends in path.read_text("utf-8")] == []

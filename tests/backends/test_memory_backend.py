@@ -343,13 +343,15 @@ class _Interrupting:
 
     def __init__(self, nth: int) -> None:
         self.left = nth
+        self._before: Any = None
 
     def __enter__(self) -> _Interrupting:
+        self._before = sys.gettrace()
         sys.settrace(self._call)
         return self
 
     def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
+        sys.settrace(self._before)  # coverage.py's, if it measures
 
     def _call(self, frame: FrameType, event: str, _: Any) -> Any:
         return self._line if frame.f_code.co_filename.startswith(_HERE) else None
