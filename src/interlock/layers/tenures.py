@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from interlock import codec
 from interlock.core.carrying import Guard
 from interlock.errors import (
     BackendUnavailableError,
@@ -201,8 +200,3 @@ def takeover(owner: str, tenure: Entry | None, pulse: Entry | None) -> tuple[dic
         if live:
             writes[key] = Delete()
     return writes, expected
-
-
-def shown(entry: Entry | None) -> Any:
-    """The value of a tenure record, for people; None where there is none."""
-    return None if entry is None or entry.value is None else codec.thaw(entry.value)[2]

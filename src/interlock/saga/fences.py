@@ -37,8 +37,8 @@ class LeaseFence:
 
     async def release(self) -> None:
         """Give it back; whoever has lost it has nothing to give back."""
-        if self._holding is not None:
-            try:
-                await self._holding.give_back(None)
-            except InterlockError as failure:  # it ends by itself; what the saga has come to is not changed by that
-                log.warning("the lease of a saga could not be given back: %s", failure)
+        assert self._holding is not None
+        try:
+            await self._holding.give_back(None)
+        except InterlockError as failure:  # it ends by itself; what the saga has come to is not changed by that
+            log.warning("the lease of a saga could not be given back: %s", failure)

@@ -51,7 +51,7 @@ def load_value(stored: Stored, hint: Callable[[], Any], what: str) -> Any:
     if not typed:
         return codec.thaw(raw)
     declared = hint()
-    if declared is None:
+    if declared is None or declared is Any:
         raise UsageError(f"{what} was kept as a typed value, and its annotation is gone")
     try:
         return value_type(declared).thaw(raw)
