@@ -77,13 +77,12 @@ class Contest:
         fresh = False
         try:
             while True:
-                entered = await desk.gates.enter(place.key, self)
+                await desk.gates.enter(place.key, self)
                 try:
                     known = await self._read() if fresh else desk.tables.get(place.key, (ABSENT, EMPTY))
                     seconds = await self._turn(known, fresh, until, refusal, fetch)
                 finally:
-                    if entered:
-                        desk.gates.leave(place.key, self)
+                    desk.gates.leave(place.key, self)
                 if self.done is not None:
                     return self.done
                 if seconds > 0 and self.token is not None:
@@ -150,7 +149,8 @@ class Contest:
             more, conditions = tenure.founding(self.ledger)
             writes.update(more)
             expectations.update(conditions)
-        elif tenure.version is not None:
+        else:
+            assert tenure.version is not None  # it holds something
             expectations[tenure.key] = tenure.version
         waits = WAITS.key(tenure.owner)
         if not granting:
@@ -178,6 +178,8 @@ class Contest:
             self.token = self.desk.token = None
             return None
         if founding:
+            if done.version is None:  # the reply was lost, and others have ended this tenure since
+                raise LeaseLostError(f"{place.name}: this owner was believed dead before it heard of its grant")
             tenure.founded(done, began)
             self.desk.keeper.add(tenure)
         if granting:

@@ -12,6 +12,7 @@ of waiting are broken at the youngest (`interlock.layers.rings`), and the age is
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, Final
@@ -201,12 +202,8 @@ class Locks(Desk):
             if held.tenure.places:
                 release_later(self, held.tenure, list(held.tenure.places.values()))
             return
-        release_now = self.let_go(txn)
-        try:
-            release_now.send(None)
-        except StopIteration:
-            return
-        release_now.close()
+        with contextlib.suppress(StopIteration):
+            self.let_go(txn).send(None)
 
 
 _TENURE_PREFIX: Final = TENURES.span().start

@@ -27,6 +27,7 @@ from interlock.core.running import Running
 from interlock.core.transaction import Transaction
 from interlock.errors import UsageError
 from interlock.layers.effects.answers import CANNOT_TELL, NOT_HAPPENED, Answer, Happened
+from interlock.layers.effects.calls import close_unused
 from interlock.model import Clash, Expectation, Key
 from interlock.saga.errors import SagaClosedError
 from interlock.saga.frames import Frame
@@ -127,6 +128,7 @@ class Transacting:
         def plain(session: Any, *args: Any) -> Any:
             value = fn(session, *args)
             if hasattr(type(value), "__await__"):
+                close_unused(value)
                 raise UsageError(f"{name_of(fn)} is an async function; use `async with`")
             step(self._prepare(session._txn, value))
             return value
