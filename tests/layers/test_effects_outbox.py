@@ -19,6 +19,7 @@ from interlock import (
     UsageError,
     ValueRefusedError,
 )
+from interlock.layers.effects.journal import Journal
 from layers.effects_support import say
 
 AT_ONCE = RetryPolicy(max_attempts=3, base_seconds=0)
@@ -258,6 +259,23 @@ async def test_effects_of_one_key_go_in_the_order_of_their_commits(world: World)
     assert counts(done) == {"succeeded": 1, "retrying": 1, "waiting": 3}
     assert counts(await store.effects.dispatch()) == {"succeeded": 4}
     assert [name for name, _, _ in got] == ["z", "m", "m", "a", "k", "b"]
+
+
+@everywhere
+async def test_without_a_pause_an_effect_is_due_at_once_however_long_its_reading_took(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = world.open()
+    got, posts = handled(store, "a")
+    async with store.session() as session:
+        await session.stage("a", 1, key="order")
+    posts["a"].raises = [ValueError("no")]
+    moment = Journal.moment
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "moment", lambda journal: tuple(each - 5.0 for each in moment(journal)))
+        assert counts(await store.effects.dispatch()) == {"retrying": 1}
+    assert counts(await store.effects.dispatch()) == {"succeeded": 1}
+    assert len(got) == 2
 
 
 @everywhere

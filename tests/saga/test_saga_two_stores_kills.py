@@ -147,13 +147,11 @@ def every(url: str, numbers: Any) -> Any:
     return numbers if url.startswith("sqlite") else itertools.islice(numbers, 2, None, 6)
 
 
-@pytest.fixture
-def url(request: pytest.FixtureRequest, url: str) -> str:
-    if url.startswith("memory"):
-        pytest.skip("is gone with its process")
-    return url
+on_every_engine = pytest.mark.parametrize("url", ["sqlite", "postgresql", "redis"], indirect=True)
+"""Memory is gone with its process."""
 
 
+@on_every_engine
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
 @pytest.mark.parametrize("where", PLACES)
 def test_a_coordinator_killed_at_every_write(url: str, places: Any, where: str, behind: bool) -> None:
@@ -176,6 +174,7 @@ def die_undecided(paths: tuple[Path, str], where: str) -> None:
         run(two, where, False, dies=True)
 
 
+@on_every_engine
 @pytest.mark.parametrize("where", PLACES)
 def test_recovery_is_killed_at_every_write_too(url: str, places: Any, where: str) -> None:
     for at in every(url, itertools.count(1)):
@@ -196,13 +195,12 @@ class Stopping(Steady):
     end = signal.SIGSTOP
 
 
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(("where", "behind"), [("here", False), ("here", True), ("both", True)])
 def test_a_recovery_that_is_stopped_takes_nothing_back_twice(
     url: str, places: Any, where: str, behind: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one takes over meanwhile; the first goes on, and has nothing to say any more."""
-    if not url.startswith("sqlite"):
-        pytest.skip("the same on servers, at their pace")
     for at in itertools.count(2):
         paths, before = prepared(places)
         assert in_child(lambda: die_undecided(paths, where))  # noqa: B023
@@ -224,6 +222,7 @@ def test_a_recovery_that_is_stopped_takes_nothing_back_twice(
             break
 
 
+@on_every_engine
 @pytest.mark.parametrize("where", PLACES)
 def test_resumed_where_it_stopped(url: str, places: Any, where: str) -> None:
     for at in every(url, itertools.count(1)):

@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from fuzz.targets import TARGETS, Target
 from interlock.core.isolation import Isolation
+from interlock.testing.conformance.world import EXAMPLES
 from interlock.testing.histories import WORKLOADS, Settings, Verdict, run, simulate
 from interlock.testing.histories.simulated import Simulated
 from interlock.testing.histories.troubles import FaultKind
@@ -45,6 +46,8 @@ _SLOWEST_SECONDS: Final = 20.0
 _CHUNK: Final = 500
 _FULL_SOAK_SECONDS: Final = 7200.0
 """How long a soak has to be for the tests of chance to make all their rounds."""
+_MACHINES: Final = 12
+"""How many times the examples of an ordinary run the random machines of the conformance suite then try."""
 SERVER_FAULTS: Final[tuple[FaultKind, ...]] = (
     "kill", "cut", "lost-reply", "reset", "syscall-kill", "silence", "stop", "restart", "delay", "clock",
 )  # fmt: skip
@@ -206,7 +209,6 @@ def _meeting(target: Target, met: list[None]) -> Callable[[Any], None]:
 
 def fuzzing(report: Report, until: float, first_seed: int) -> None:
     """Every target in turn, some hundred inputs at a time, each time from another seed."""
-    os.nice(10)
     with tempfile.TemporaryDirectory(prefix="interlock-fuzz-") as place, contextlib.chdir(place):
         for number, target in _chunks(first_seed):
             if time.monotonic() >= until:
@@ -236,17 +238,16 @@ def chance(report: Report, until: float, seconds: float) -> None:
         "no:cacheprovider",
     ]
     worth = min(1.0, seconds / _FULL_SOAK_SECONDS)
-    tests = subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, "INTERLOCK_SOAK": str(worth)}, stdout=subprocess.PIPE, text=True
-    )
+    told = {"INTERLOCK_SOAK": str(worth), EXAMPLES: str(max(1, round(_MACHINES * worth)))}
+    tests = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **told}, stdout=subprocess.PIPE, text=True)
     try:
         said, _ = tests.communicate()
     finally:
         if tests.poll() is None:  # the lane is told to end
             tests.send_signal(signal.SIGINT)
             tests.communicate()
-    told = re.findall(r"^\d+ .*(?:passed|failed).*$", said, re.MULTILINE)
-    report.add("tests", what=told[-1] if told else f"status {tests.returncode}")
+    ended = re.findall(r"^\d+ .*(?:passed|failed).*$", said, re.MULTILINE)
+    report.add("tests", what=ended[-1] if ended else f"status {tests.returncode}")
     if tests.returncode:
         report.add("failure", what=f"the tests of chance: {said[-3000:]}")
 

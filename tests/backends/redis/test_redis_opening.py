@@ -20,7 +20,8 @@ import trio
 
 import interlock
 from interlock import sync
-from interlock.backends.redis import RedisBackend
+from interlock.backends.redis import RedisBackend, greeting
+from interlock.backends.redis.home import Ask
 from interlock.errors import (
     BackendCorruptError,
     BackendError,
@@ -51,6 +52,28 @@ def test_twenty_processes_open_a_new_store_at_once(redis_url: str, name: str) ->
     assert [code for _, code in ended] == [0] * 20, ended
     with sync.open(redis_url, agent="judge", name=name) as store:
         assert store.resource("r").read("opened") == 20
+
+
+def test_scripts_that_are_flushed_during_the_greeting(
+    redis_url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = greeting.load
+
+    async def load_in_vain(ask: Ask) -> None:
+        await load(ask)
+        await ask((b"SCRIPT", b"FLUSH"))
+
+    async def add_one(session: interlock.AgentSession[int]) -> None:
+        await session.add("n", 1)
+
+    async def run() -> None:
+        async with interlock.open(redis_url, agent="a", name=name) as store:
+            await store.resource("r", int).run(add_one)
+
+    monkeypatch.setattr(greeting, "load", load_in_vain)
+    asyncio.run(run())
+    with sync.open(redis_url, agent="b", name=name) as store:
+        assert store.resource("r", int).read("n") == 1
 
 
 def test_both_worlds_share_a_store(redis_url: str, name: str) -> None:

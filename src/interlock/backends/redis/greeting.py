@@ -3,7 +3,7 @@
 - Is it loaded, a primary, and new enough? While it loads its data it answers `INFO` and nothing else.
 - Does it keep what it acknowledges? Of ``maxmemory-policy``, ``appendonly`` and ``appendfsync`` the last can be read
   only with `CONFIG`, which some providers forbid: then nobody can promise ``durability="fsync"``, and we say so.
-- Does it have the scripts? Those that it lacks are loaded.
+- Does it have the scripts? Those that it lacks are loaded. `open.lua` is sent whole: they may be flushed in between.
 - Is it the process that answered last time? If its run id is another one (a restart, another server promoted),
   something that a token shows may have been lost, so `open.lua` begins a new incarnation, once, whoever comes first.
 """
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from interlock.backends.redis import failures
 from interlock.backends.redis.home import Ask, Known, Moved, Options
-from interlock.backends.redis.scripts import DIGESTS, FORM, TEXTS, Calls
+from interlock.backends.redis.scripts import DIGESTS, FORM, TEXTS, Calls, spelled_out
 from interlock.errors import BackendUnavailableError, SchemaMismatchError, UnsupportedError, UsageError
 from interlock.ports import Runtime
 
@@ -38,7 +38,7 @@ async def greet(ask: Ask, options: Options, calls: Calls, known: Known, runtime:
     await _check_keeping(ask, info, options)
     await load(ask)
     new = runtime.random_bits(64).to_bytes(8, "big")
-    (found,) = await ask((*calls.open, info["run_id"].encode(), new, known.store))
+    (found,) = await ask(spelled_out((*calls.open, info["run_id"].encode(), new, known.store)))
     if isinstance(found, Exception):
         raise failures.refused(str(found))
     if found[0] == 9:

@@ -226,7 +226,9 @@ class Dispatch:
         if attempts >= handler.retry.max_attempts:
             return await self._settle(claim, FAILED, "failed", error=text)
         seconds = self.journal.engine.runtime.monotonic() - claim.monotonic
-        due_at = claim.stored.claimed_at + seconds + self._pause_seconds(handler, attempts + 1)
+        pause = self._pause_seconds(handler, attempts + 1)
+        # ``seconds`` began before the claim's time was read, so their sum is a little in the future.
+        due_at = claim.stored.claimed_at + seconds + pause if pause else 0.0
         return await self._settle(claim, PENDING, "retrying", error=text, due_at=due_at)
 
     async def _settle(self, claim: Claim, status: Any, what: str, **changes: Any) -> bool:
