@@ -24,7 +24,7 @@ import interlock.backends.memory
 from interlock import codec
 from interlock.backends.memory import MemoryBackend
 from interlock.errors import UnsupportedError, UsageError
-from interlock.model import Delete, Entry, Merge, Operation, Settled, Token
+from interlock.model import CommitRequest, Delete, Entry, Merge, Operation, Settled, Token
 from interlock.ports import Backend, direct_way
 from interlock.testing.conformance.world import EVERYTHING, Subject, key, new_transaction, put, span, step, thawed
 
@@ -167,6 +167,12 @@ def test_the_clock_may_be_given_and_never_runs_backwards() -> None:
     assert step(store.backend.now()) == 1010.0
     assert step(store.commit({key("a"): put(2)})).at == 1010.0
     assert step(store.backend.read([key("a")])).at == 1010.0
+    direct = direct_way(store.backend)
+    assert direct is not None
+    token = step(store.backend.snapshot())
+    reply = direct.put(new_transaction(), "a", "s", token, {}, {key("a"): put(3)}, (), None, None, 1)
+    assert reply is not None
+    assert reply.at == 1010.0
 
 
 def test_a_named_store_has_one_clock() -> None:
@@ -193,6 +199,17 @@ def test_entries_expire_by_the_engines_clock() -> None:
     assert step(store.backend.compact(0.0)) == 1
     assert step(store.listing()) == {}
     assert [change.agent for change in step(store.feed())] == ["tester", "tester", "interlock", "interlock"]
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+def test_a_copy_of_the_newest_token_shows_the_newest_state() -> None:
+    store = Subject(MemoryBackend())
+    newest = step(store.commit({key("a"): put(1)})).token
+    token = Token(newest.store, newest.incarnation, newest.position)
+    assert token is not newest
+    reading = step(store.backend.read([key("a"), key("never")], token))
+    assert [thawed(entry) for entry in reading.entries] == [1, None]
+    assert (reading.token, reading.superseded) == (newest, False)
 
 
 # -- waiting -----------------------------------------------------------------------------------------------------------
@@ -546,9 +563,47 @@ def test_a_subclass_or_a_proxy_has_no_direct_way_and_a_closed_store_refuses_it()
     backend = MemoryBackend()
     direct = direct_way(backend)
     assert direct is not None
+    token = step(backend.snapshot())
     step(backend.close())
     with pytest.raises(UsageError, match="closed"):
         direct.look(key("a"), None)
+    with pytest.raises(UsageError, match="closed"):
+        direct.put(new_transaction(), "a", "s", token, {}, {key("a"): put(1)}, (), None, None, 1)
+
+
+_FIRST: dict[str, Callable[[Subject, CommitRequest, Token], Any]] = {
+    "read": lambda store, request, before: store.backend.read([key("a")]),
+    "scan": lambda store, request, before: store.backend.scan(EVERYTHING),
+    "history": lambda store, request, before: store.backend.history(key("a")),
+    "changes": lambda store, request, before: store.backend.changes(before),
+    "outcome": lambda store, request, before: store.backend.outcome(request.transaction, fence=True),
+    "wait": lambda store, request, before: store.backend.blocking().wait(before, 30.0),
+    "compact": lambda store, request, before: store.backend.compact(0.0),
+    "commit": lambda store, request, before: store.commit({key("b"): put(5)}),
+}
+
+
+@pytest.mark.parametrize("call", list(_FIRST))
+def test_whoever_comes_after_an_interrupt_ends_the_commit_first(call: str) -> None:
+    """A commit that was noted and not put in place has happened, whatever is asked next."""
+    store, before = _furnished()
+    state = store.backend._engine.state  # type: ignore[attr-defined]
+    request = step(store.request({key("a"): put(5)}))
+    for nth in itertools.count(1):
+        coroutine = store.backend.commit(request)
+        with pytest.raises(KeyboardInterrupt), _Interrupting(nth):
+            step(coroutine)
+        if state.pending is not None:
+            break
+    found = step(_FIRST[call](store, request, before))
+    assert state.pending is None
+    assert step(store.value(key("a"))) == 5
+    if call == "outcome":
+        assert found[0] is Settled.COMMITTED
+    elif call == "changes":
+        assert [change.transaction for change in found[0]] == [request.transaction]
+    elif call == "wait":
+        assert found is True
 
 
 def test_an_interrupted_compaction_can_be_gone_on_with() -> None:

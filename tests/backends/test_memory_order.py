@@ -42,6 +42,19 @@ def test_it_is_a_sorted_set(steps: list[tuple[str, list[bytes]]]) -> None:
     assert {key for key in wanted if key in order} == wanted
 
 
+def test_a_chunk_that_grows_too_long_is_parted() -> None:
+    order = KeyOrder()
+    keys = [b"%06d" % number for number in range(20_000)]
+    order.fresh.update(keys)
+    assert order.count(Span(keys[3], keys[4])) == 1
+    late = [b"000003-%06d" % number for number in range(600)]
+    for key in late:  # few at a time, so that they are inserted one by one
+        order.fresh.add(key)
+        assert list(order.walk(Span(key, key + b"\0"))) == [key]
+    assert max(map(len, order._chunks)) <= 1024
+    assert list(order.walk(Span(b"", b"9"))) == sorted([*keys, *late])
+
+
 def test_many_chunks_are_walked_and_shrunk() -> None:
     order = KeyOrder()
     keys = [b"%06d" % number for number in range(5000)]

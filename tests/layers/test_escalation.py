@@ -1,4 +1,4 @@
-"""W18: one long transaction among many short ones ends, because the work that it burns is noticed."""
+"""Who burns much work in vain is shielded by locks. W18: one long transaction among many short ones ends like that."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 
-from cases.support import ENGINES, World, in_worlds
-from interlock import RetryPolicy
+from cases.faults import Hooked
+from cases.support import ENGINES, World, in_worlds, put
+from interlock import BackendUnavailableError, RetryPolicy
 from interlock.core.retry import HEAVY_SECONDS, escalates
+from interlock.core.transaction import current
+from interlock.layers.locks import LOCKS
+from layers.support import records
+from layers.test_leases import take
+from layers.test_locks import elsewhere, leave
 
 KEYS = 20
 WORLDS = [f"{engine}-async" for engine in (ENGINES if os.environ.get("INTERLOCK_SOAK") else ("memory", "sqlite"))]
@@ -67,3 +73,67 @@ async def test_w18_a_long_transaction_among_fifty_short_ones(world: World) -> No
     assert 5 < finished.attempts <= 20
     assert await stock.read("total") is not None
     assert sum([value async for _, value in stock.scan(("k",))]) == done
+
+
+SOON = RetryPolicy(escalate_after=1, base_seconds=0)
+"""A transaction of no weight is escalated after three attempts that lost."""
+
+
+async def lose(stock: Any, number: int) -> None:
+    """Change what a transaction has read."""
+    await stock.run(put, "n", 10 * number)
+
+
+@in_worlds("memory-async", "memory-sync")
+async def test_locks_that_are_not_to_be_had_in_time_hold_no_attempt_up(world: World) -> None:
+    stock = world.open(retry=SOON).resource("stock")
+    await stock.run(put, "n", 0)
+    lock = stock.lock("n")
+    held: list[object] = []
+
+    async def body(session: Any) -> None:
+        value = await session.read("n")
+        if session.attempt <= 3:
+            await elsewhere(lose, stock, session.attempt)
+        if session.attempt == 3:
+            await elsewhere(take, lock)
+        if session.attempt == 4:
+            held.append(session._txn.held)
+            await elsewhere(leave, lock)
+        await session.write("n", value + 1)
+
+    done = await stock.run_detailed(body, lock_timeout_seconds=0)
+    assert done.attempts == 4
+    assert held == [None]
+    assert await stock.read("n") == 31
+    assert await records(world.open(), LOCKS) == []
+
+
+@in_worlds("memory-async", "memory-sync")
+async def test_an_engine_that_fails_while_locks_are_asked_for_ends_the_call(world: World) -> None:
+    failing = [BackendUnavailableError("the engine is away")]
+
+    def fail(name: str, args: tuple[Any, ...]) -> None:
+        if failing and name == "commit" and LOCKS.key("stock") in args[0].writes:
+            raise failing[0]
+
+    store = world.over(Hooked(world.backend(), fail), retry=SOON)
+    stock = store.resource("stock")
+    await stock.run(put, "n", 0)
+    runs: list[int] = []
+
+    async def body(session: Any) -> None:
+        runs.append(session.attempt)
+        value = await session.read("n")
+        if session.attempt <= 3 and failing:
+            await elsewhere(lose, stock, session.attempt)
+        await session.write("n", value + 1)
+
+    with pytest.raises(BackendUnavailableError, match="away"):
+        await stock.run_detailed(body)
+    assert runs == [1, 2, 3]
+    assert current.get() is None
+    failing.clear()
+    await stock.run(body)
+    assert await stock.read("n") == 31
+    assert await records(store, LOCKS) == []

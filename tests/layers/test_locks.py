@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from cases.faults import Counted
+from cases.faults import Counted, Hooked
 from cases.support import PATIENCE_SECONDS, World, awaited, everywhere, in_worlds, increment, put, put_all, rows
 from interlock import (
     ConflictError,
+    DeadlineExceededError,
     DeadlockError,
     FencedError,
     IsolationError,
@@ -24,6 +25,7 @@ from interlock import (
     UsageError,
 )
 from interlock.core.space import Space
+from interlock.keys import resource_space
 from interlock.layers.locks import LOCKS
 from interlock.model import CommitRefused
 from layers.support import records, silence
@@ -525,3 +527,43 @@ async def test_nobody_waits_for_the_transaction_that_it_was_called_in(world: Wor
             await outer.write("b", await outer.read("a"))
             async with stock.session(isolation="pessimistic", detached=True) as inside:
                 await inside.write("a", 2)
+
+
+class Interrupt(BaseException):
+    """Comes out of nowhere, as Ctrl-C does."""
+
+
+@in_worlds("memory-async", "memory-sync")
+async def test_an_interrupt_of_the_release_says_that_the_commit_has_happened(world: World) -> None:
+    seen: list[str] = []
+
+    def interrupt(name: str, args: tuple[Any, ...]) -> None:
+        if name != "commit" or len(seen) == 2:
+            return
+        if seen:
+            seen.append("release")
+            raise Interrupt
+        if any(key.startswith(resource_space("stock")) for key in args[0].writes):
+            seen.append("commit")
+
+    stock = world.over(Hooked(world.backend(), interrupt)).resource("stock")
+    with pytest.raises(Interrupt) as caught:
+        async with stock.session(**PESSIMISTIC) as session:
+            await session.write("a", 1)
+    assert ["COMMITTED" in note for note in caught.value.__notes__] == [True]
+    assert await stock.read("a") == 1
+    await stock.run(put, "a", 2, **PESSIMISTIC)  # what was interrupted is done in the background
+    assert await stock.read("a") == 2
+
+
+@in_worlds("memory-async", "memory-sync")
+async def test_whose_time_has_run_out_locks_nothing(world: World) -> None:
+    store = world.open()
+    session = await store.resource("stock").begin(isolation="pessimistic", timeout_seconds=0.001)
+    over = time.monotonic() + 0.002
+    while time.monotonic() < over:
+        await world.give_way()
+    with pytest.raises(DeadlineExceededError):
+        await session.write("a", 1)
+    await session.rollback()
+    assert await records(store, LOCKS) == []

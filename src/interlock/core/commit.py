@@ -251,9 +251,9 @@ async def _compute_chains(txn: Transaction, writes: dict[Key, Write], guards: di
     reading = await txn.backend.read(list(chains))
     for key, entry in zip(chains, reading.entries, strict=True):
         value = txn.chained(key, None if entry is None else entry.value)
-        if value is not None:
-            writes[key] = Put(value)
-            guards[key] = modes.expectation(entry)
+        assert value is not None  # a chain has a step, and every step makes a value
+        writes[key] = Put(value)
+        guards[key] = modes.expectation(entry)
 
 
 async def _repair(sending: _Sending, refused: CommitRefused, request: CommitRequest) -> bool:

@@ -115,10 +115,9 @@ async def give_way(txn: Transaction, space: Space) -> Expectation | None:
 
 
 async def let_go(txn: Transaction) -> Reply | None:
-    """Release a transaction's locks after its end. An interruption says that it has ended."""
+    """Release the locks that a transaction holds, after its end. An interruption says that it has ended."""
     locking = txn.engine.locking
-    if locking is None:
-        return None
+    assert locking is not None
     try:
         await locking.let_go(txn)
     except BaseException as interrupt:

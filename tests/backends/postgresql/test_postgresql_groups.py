@@ -15,7 +15,7 @@ from interlock import codec, merges
 from interlock.backends.postgresql import PostgreSQLBackend, groups
 from interlock.backends.postgresql import tokens as tk
 from interlock.backends.postgresql.tokens import ROOM, Snapshot
-from interlock.errors import SnapshotTooOldError
+from interlock.errors import SnapshotTooOldError, UsageError
 from interlock.model import (
     ABSENT,
     UNCHANGED,
@@ -144,6 +144,61 @@ def test_a_refusal_refuses_one(postgresql_url: str, schema: str) -> None:
         assert set(await store.listing()) == {key("s"), key("d"), key("a"), key("c")}
 
     at_store(postgresql_url, schema, body)
+
+
+def test_a_commit_that_goes_alone_is_answered_in_the_same_ways(postgresql_url: str, schema: str) -> None:
+    async def body(store: Subject) -> None:
+        old = (await store.commit({key("a"): put(0)})).token
+        for number in range(5):
+            last = await store.commit({key("a"): put(number)})
+        await store.backend.compact(last.at + 1)
+        fetch = key("a"), key("never")  # who fetches goes alone
+
+        reply = await store.commit({key("b"): put(1)}, fetch=fetch)
+        assert [thawed(entry) for entry in reply.fetched] == [4, None]
+        with pytest.raises(SnapshotTooOldError):
+            await store.commit({key("x"): put(0)}, fetch=fetch, snapshot=old)
+        done = await store.request({key("d"): put(0)}, fetch=fetch)
+        again = await store.request({key("e"): put(0)}, fetch=fetch, reads={key("e"): ABSENT})  # clashes with itself
+        fenced, overtaken = new_transaction(), new_transaction()
+        late = await store.request({key("x"): put(0)}, fetch=fetch, transaction=fenced)
+        clashing = await store.request({key("x"): put(0)}, fetch=fetch, transaction=overtaken, reads={key("a"): ABSENT})
+        for request in (done, again):
+            await store.backend.commit(request)
+        for transaction in (fenced, overtaken):
+            await store.backend.outcome(transaction, fence=True)
+        for request, committed in ((done, True), (again, True), (late, False), (clashing, False)):
+            with pytest.raises(DuplicateTransaction) as caught:
+                await store.backend.commit(request)
+            assert caught.value.committed is committed
+        clashes = await store.refused({key("x"): put(0)}, fetch=fetch, reads={key("never"): (1, 1)})
+        assert (clashes[key("never")].current, clashes[key("never")].author) == (None, None)
+        assert await store.value(key("x")) is None
+
+    at_store(postgresql_url, schema, body)
+
+
+def test_an_agent_that_the_server_cannot_name_is_refused_before_anything_is_sent(
+    postgresql_url: str, schema: str
+) -> None:
+    async def body(store: Subject) -> None:
+        before = await store.backend.snapshot()
+        with pytest.raises(UsageError, match="NUL"):
+            await store.commit({key("a"): put(1)}, agent="a\0b")
+        assert await store.feed(before) == []
+        assert await store.value(key("a")) is None
+
+    at_store(postgresql_url, schema, body)
+
+
+def test_without_advisory_locks_commits_go_together_as_well(postgresql_url: str, schema: str) -> None:
+    async def body(store: Subject) -> None:
+        requests = [await store.request({key("k", n): put(n)}, reads={key("r", n): ABSENT}) for n in range(5)]
+        replies = await at_once(store, requests)
+        assert len({transaction_of(reply) for reply in replies}) == 1
+        assert await store.listing() == {key("k", n): n for n in range(5)}
+
+    at_store(postgresql_url, schema, body, locking="serializable")
 
 
 def test_a_deleted_key_that_is_expected_absent_is_recorded(postgresql_url: str, schema: str) -> None:
@@ -432,6 +487,15 @@ def test_cursors_contain_exactly_what_they_have_passed(
         assert tk.contains(cursor, since.stop, since.open)
         assert tk.contains(until, cursor.stop, cursor.open)
         assert tk.contains(since, cursor.stop, cursor.open) == (not passed - set(old))
+
+
+def test_a_token_never_reaches_beyond_what_it_is_made_of() -> None:
+    """Not even if a server's counter were turned back, so that there are records from beyond its end."""
+    seen = Snapshot(10 * ROOM, (tk.whole(8),))
+    assert tk.clamped(seen, 20 * ROOM) == seen
+    assert tk.clamped(seen, 9 * ROOM) == Snapshot(9 * ROOM + 1, (tk.whole(8),))
+    assert tk.clamped(seen, 7 * ROOM) == Snapshot(7 * ROOM + 1)
+    assert tk.clamped(seen, None) == Snapshot(1)
 
 
 def test_a_group_takes_what_does_not_touch() -> None:

@@ -227,6 +227,27 @@ def test_merges_that_are_computed_beside_the_server_are_never_lost(redis_url: st
     asyncio.run(run())
 
 
+def test_one_commit_has_keys_of_every_kind(redis_url: str, name: str) -> None:
+    """Read and written, only written, guarded and written, only guarded."""
+    leaf = RedisBackend(redis_url, name=name).blocking()
+    writes = {key("read"): put(2), key("record"): put(2, ttl_seconds=60.0), key("other"): put(2)}
+
+    async def run() -> None:
+        store = Subject(leaf)
+        first = await store.commit({key("read"): put(1), key("guarded"): put(1)})
+        guards: dict[Key, Any] = {key("guarded"): UNCHANGED, key("record"): ABSENT}
+        reply = await store.commit(writes, reads={key("read"): first.version}, guards=guards)
+        assert await store.listing() == {key("guarded"): 1, key("read"): 2, key("record"): 2, key("other"): 2}
+        clashes = await store.refused(writes, reads={key("read"): reply.version}, guards=guards)
+        assert {clash.key: clash.kind for clash in clashes.values()} == {key("record"): "read"}
+        await store.commit({key("guarded"): put(3)})
+        clashes = await store.refused({key("other"): put(3)}, guards=guards, snapshot=reply.token)
+        assert {clash.key: clash.kind for clash in clashes.values()} == {key("guarded"): "write", key("record"): "read"}
+        await leaf.close()
+
+    step(run())
+
+
 def test_counts_are_bounded_before_anything_is_sent(redis_url: str, name: str) -> None:
     leaf = RedisBackend(redis_url, name=name).blocking()
 

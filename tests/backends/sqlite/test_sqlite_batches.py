@@ -30,6 +30,7 @@ from sqlite_support import (
 )
 
 from interlock.backends.sqlite import SQLiteBackend, batch
+from interlock.backends.sqlite.jobs import CommitJob
 from interlock.backends.sqlite.turns import Turns
 from interlock.errors import SnapshotTooOldError, UsageError
 from interlock.model import (
@@ -47,6 +48,7 @@ from interlock.model import (
     Settled,
     Span,
 )
+from interlock.runtime import BlockingRuntime
 
 
 @pytest.fixture
@@ -386,3 +388,24 @@ def test_a_writer_waits_for_as_many_as_came_lately_and_for_no_others() -> None:
         jobs.get()
     turns.gather(jobs)  # a word that came too late is not taken for this turn's; nobody comes, and it ends
     assert (jobs.qsize(), turns.wanted) == (0, 0)
+
+
+def test_a_commit_that_comes_while_the_writer_ends_is_refused(tmp_path: Path) -> None:
+    """It was accepted, so it is answered, though no batch will take it any more."""
+    with opened(tmp_path / "store.db") as store:
+        store.commit({key("a"): number(1)})
+        writer: Any = store.backend._engine._writer
+        request = store.request({key("a"): number(2)})
+        late = CommitJob(BlockingRuntime().waiter(), request, request.snapshot.position)
+        end_turn = writer._end_turn
+
+        def interrupted(kept: bool) -> None:
+            end_turn(kept)
+            assert writer.put(late)
+
+        writer._end_turn = interrupted
+    assert step(late.waiter.wait(PATIENCE_SECONDS))
+    assert type(late.answer) is UsageError
+    assert "closed" in str(late.answer)
+    with opened(tmp_path / "store.db") as again:
+        assert again.value(key("a")) == 1

@@ -13,11 +13,11 @@ from test_sqlite_batches import together
 
 from interlock.backends.sqlite import writer as writers
 from interlock.errors import BackendUnavailableError, CommitUnknownError
-from interlock.model import DuplicateTransaction, Reply, Settled
+from interlock.model import ABSENT, CommitRefused, DuplicateTransaction, Reply, Settled
 
 
 class Failing:
-    """A connection whose COMMITs fail for a while: before they have happened, or after."""
+    """A connection whose COMMITs fail for a while: before they have happened, or after, or for want of room."""
 
     def __init__(self, inner: sqlite3.Connection, plan: list[str]) -> None:
         self._inner = inner
@@ -25,14 +25,14 @@ class Failing:
 
     def execute(self, statement: str, *arguments: Any) -> sqlite3.Cursor:
         how = self._plan.pop(0) if statement == "COMMIT" and self._plan else "well"
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL if how == "full" else sqlite3.SQLITE_IOERR_FSYNC
         if how == "before":
             self._inner.execute("ROLLBACK")
         elif how == "after" or how == "well":
             cursor = self._inner.execute(statement, *arguments)
         if how == "well":
             return cursor
-        error = sqlite3.OperationalError("disk I/O error")
-        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
         raise error
 
     def __getattr__(self, name: str) -> Any:
@@ -124,6 +124,96 @@ def test_if_that_fails_too_nobody_knows(store: Store, plan: list[str], how: str)
     settled, _ = step(store.backend.outcome(request.transaction, fence=True))
     assert settled is (Settled.FENCED if how == "before" else Settled.COMMITTED)
     assert store.value(key("a")) == (0 if how == "before" else 1)
+
+
+def test_a_full_disk_is_a_definite_no(store: Store, plan: list[str]) -> None:
+    """The frame that makes a batch valid was not written, so nothing has to be fenced, and all may be sent again."""
+    request = store.request({key("a"): add(1)})
+    refused = store.request({key("b"): number(1)}, reads={key("a"): ABSENT})
+    plan += ["full"]
+    results = together(store, request, refused)
+    assert [type(result) for result in results] == [BackendUnavailableError] * 2
+    assert "the disk is full" in str(results[0])
+    assert step(store.backend.outcome(request.transaction, fence=False)) == (Settled.UNSEEN, None)
+    assert isinstance(step(store.backend.commit(request)), Reply)
+    assert store.value(key("a")) == 1
+
+
+def test_who_was_refused_in_a_batch_that_is_unknown_has_written_nothing(store: Store, plan: list[str]) -> None:
+    request = store.request({key("a"): add(1)})
+    refused = store.request({key("b"): number(1)}, reads={key("a"): ABSENT})
+    plan += ["before", "well", "before"]
+    results = together(store, request, refused)
+    assert [type(result) for result in results] == [CommitUnknownError, BackendUnavailableError]
+    assert step(store.backend.outcome(request.transaction, fence=True)) == (Settled.FENCED, None)
+    assert (store.value(key("a")), store.value(key("b"))) == (0, None)
+
+
+def test_a_log_that_cannot_be_copied_leaves_it_unknown(
+    tmp_path: Path, plan: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failed sync nothing is believed before the database itself has it; a reader can be in the way of that."""
+    real: Callable[..., sqlite3.Connection] = writers.connect
+    monkeypatch.setattr(writers, "connect", lambda *a, **more: Failing(real(*a, **more), plan))
+    with opened(tmp_path / "store.db", busy_seconds=0.05) as store:
+        store.commit({key("a"): number(0)})
+        reader = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM feed").fetchone()[0] > 0
+        store.commit({key("a"): number(1)})
+        request = store.request({key("a"): add(1)})
+        plan += ["before"]
+        with pytest.raises(CommitUnknownError, match="checkpoint"):
+            step(store.backend.commit(request))
+        reader.close()
+        assert step(store.backend.outcome(request.transaction, fence=True)) == (Settled.FENCED, None)
+        assert store.value(key("a")) == 1
+        store.commit({key("a"): add(1)})
+        assert store.value(key("a")) == 2
+
+
+class Stuck:
+    """A connection that cannot roll back and ends with an error, as long as ``stuck`` says so."""
+
+    def __init__(self, inner: sqlite3.Connection, stuck: list[str]) -> None:
+        self._inner = inner
+        self._stuck = stuck
+
+    def execute(self, statement: str, *arguments: Any) -> sqlite3.Cursor:
+        if statement in self._stuck:
+            raise sqlite3.OperationalError("disk I/O error")
+        return self._inner.execute(statement, *arguments)
+
+    def close(self) -> None:
+        self._inner.close()
+        if self._stuck:
+            raise sqlite3.OperationalError("unable to close")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_a_connection_that_cannot_roll_back_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real: Callable[..., sqlite3.Connection] = writers.connect
+    stuck: list[str] = []
+    made: list[Stuck] = []
+
+    def connect(*arguments: Any, **more: Any) -> Stuck:
+        made.append(Stuck(real(*arguments, **more), stuck))
+        return made[-1]
+
+    monkeypatch.setattr(writers, "connect", connect)
+    with opened(tmp_path / "store.db") as store:
+        store.commit({key("a"): number(0)})
+        stuck += ["ROLLBACK"]
+        with pytest.raises(CommitRefused):
+            store.commit({key("a"): number(1)}, reads={key("a"): ABSENT})
+        writer: Any = store.backend._engine._writer
+        assert writer.connection is None
+        stuck.clear()
+        store.commit({key("a"): add(5)})
+        assert store.value(key("a")) == 5
+        assert len(made) == 2
 
 
 def test_a_disk_that_stays_broken(store: Store, plan: list[str]) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlite_support import Store, add, key, new_transaction, number, opened, step
+from test_sqlite_batches import together
 
 from interlock.backends.sqlite import log, outcomes
-from interlock.model import CommitRequest, DuplicateTransaction, Settled
+from interlock.backends.sqlite.jobs import CommitJob, FenceJob, Job
+from interlock.errors import SnapshotTooOldError
+from interlock.model import CommitRefused, CommitRequest, DuplicateTransaction, Settled, Span
+from interlock.runtime import BlockingRuntime
 
 
 @pytest.fixture
@@ -102,6 +107,49 @@ def test_compaction_takes_ids_out_of_the_table(store: Store) -> None:
     assert connection.execute("SELECT count(*) FROM outcome").fetchone() == (0,)
     assert settled(store, requests[3].transaction) is Settled.FORGOTTEN
     assert settled(store, last.transaction) is Settled.COMMITTED
+
+
+def asked(store: Store, job: Job) -> Any:
+    """The writer's answer to a job, or what it raised."""
+    return step(store.backend._engine.submit(job))
+
+
+def test_a_fence_is_not_written_for_what_the_same_batch_has_forgotten(store: Store) -> None:
+    """It was committed: whoever asks is told that nobody knows, and never that it did not happen."""
+    old = commit(store, new_transaction())
+    put_in(store)
+    commit(store, new_transaction())
+    later = step(store.backend.now()) + 1
+    dropped, told = together(
+        store,
+        lambda: step(store.backend.compact(later)),
+        lambda: asked(store, FenceJob(BlockingRuntime().waiter(), old.transaction)),
+    )
+    assert dropped > 0
+    assert told is Settled.FORGOTTEN
+    assert asked(store, FenceJob(BlockingRuntime().waiter(), old.transaction)) is Settled.FORGOTTEN
+    assert settled(store, old.transaction, fence=True) is Settled.FORGOTTEN
+
+
+def test_a_batch_that_compacts_and_looks_again_forgets_no_horizon(store: Store) -> None:
+    """A span that has changed makes the batch look up one more key, behind the compaction."""
+    first = store.commit({key("a"): number(1)})
+    checked = store.commit({key("a"): number(2)}).token
+    newest = store.commit({key("in", 1): number(1)}).token
+    request = store.request({key("b"): number(1)}, spans=(Span(key("in", 0), key("in", 9)),), snapshot=newest)
+    later = step(store.backend.now()) + 1
+    dropped, refused = together(
+        store,
+        lambda: step(store.backend.compact(later)),
+        lambda: asked(store, CommitJob(BlockingRuntime().waiter(), request, checked.position)),
+    )
+    assert dropped > 0
+    assert isinstance(refused, CommitRefused)
+    assert [clash.key for clash in refused.clashes] == [key("in", 1)]
+    for token in (first.token, checked):
+        with pytest.raises(SnapshotTooOldError):
+            store.commit({key("b"): number(1)}, snapshot=token)
+    store.commit({key("b"): number(1)}, snapshot=newest)
 
 
 def test_a_writer_puts_in_what_it_finds_missing_at_opening(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,10 +204,8 @@ def compute(request: CommitRequest, outside: Sequence[Any]) -> dict[Key, bytes]:
     return done
 
 
-def merged(request: CommitRequest, rows: Sequence[Any]) -> dict[Key, Merged] | None:
+def merged(request: CommitRequest, rows: Sequence[Any]) -> dict[Key, Merged]:
     """What the merges did."""
-    if not rows:
-        return None
     keys = row_keys(request)
     return {keys[row - 1]: Merged(bool(changed), before if present else None) for row, changed, present, before in rows}
 

@@ -63,8 +63,8 @@ class Batch(State):
         self.feed: list[NewFeedRow] = []
         self.ids: dict[bytes, bool] = {}
         """Ids that this batch records -> whether as committed."""
-        self.forgotten_fence = b""
-        """The highest id of a fence that compaction has dropped."""
+        self.forgotten = self.forgotten_fence = b""
+        """The highest id of all, and of a fence, that compaction has dropped, this batch's included."""
         self.compacted = False
         self.bytes = 0
         """About how many bytes the records take."""
@@ -84,8 +84,8 @@ class Batch(State):
 
     def look(self, keys: Sequence[Key]) -> None:
         """As `State.look`, and what compaction has forgotten, if it has come further. What is known of the newest state
-        is not asked again."""
-        ends = self.newest.ends
+        is not asked again; nor does the feed begin earlier again once this batch has compacted it."""
+        horizon, ends = self.horizon, self.newest.ends
         if ends is None:
             super().look(keys)
         else:
@@ -93,6 +93,7 @@ class Batch(State):
             missing = self.newest.look(keys, self.rows)
             if missing:
                 find(self.connection, missing, self.rows, with_feed=False)
+        self.horizon = max(self.horizon, horizon)
         known = self.known
         if known.horizon != self.horizon:
             facts = dict(
@@ -100,7 +101,7 @@ class Batch(State):
             )
             known.forgotten, known.forgotten_fence = facts.get("forgotten", b""), facts.get("forgotten_fence", b"")
             known.horizon = self.horizon
-        self.forgotten_fence = known.forgotten_fence
+        self.forgotten, self.forgotten_fence = known.forgotten, known.forgotten_fence
         known.outcomes.catch_up(self.connection, self.head)
 
     # -- judging -------------------------------------------------------------------------------------------------------
@@ -128,7 +129,7 @@ class Batch(State):
         """Record that a transaction will never commit, unless it is recorded already."""
         identity = transaction.to_bytes(16, "big")
         settled = self.settled(identity)
-        if settled is None and identity <= self.known.forgotten:
+        if settled is None and identity <= self.forgotten:
             settled = Settled.FORGOTTEN
         if settled is None:
             self.feed.append((self.position + 1, identity, self.now, None, 0))

@@ -153,5 +153,7 @@ def _raise_fact(batch: Batch, name: str, ids: list[bytes]) -> None:
         highest = max(ids)
         if not isinstance(known, bytes) or highest > known:
             _note(batch, name, highest)
-            if name == "forgotten_fence":
+            if name == "forgotten":
+                batch.forgotten = highest
+            else:
                 batch.forgotten_fence = highest
