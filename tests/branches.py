@@ -36,9 +36,9 @@ MODULES: Final = {
     "backends/sqlite": "writer batch validation change jobs outcomes settling turns",
     "backends/postgresql": "groups requests failures gathering tokens",
     "backends/redis": "requests scripts failures home",
-    "layers": "leases locks tenures keeper holdings contests",
+    "layers": "leases locks tenures keeper holdings contests gathering",
     "layers/effects": "journal executing keeping",
-    "saga": "journal recording recorded recovery compensation fences",
+    "saga": "journal recording recorded recovery compensation fences receipts transacting",
 }
 """Directory below the package -> the modules that commit, recover or fence."""
 

@@ -16,9 +16,9 @@ import interlock.sync
 from cases.faults import Counted, is_commit
 from interlock import BackendUnavailableError, CommitUnknownError
 from interlock.errors import SnapshotTooOldError
-from interlock.layers.gathering import PARTS, Gathering, Portion
+from interlock.layers.gathering import MIXED, PARTS, Gathering, Portion
 from interlock.layers.ledger import Kind, Ledger
-from interlock.model import ABSENT, CommitRefused, Delete, Put
+from interlock.model import ABSENT, Clash, CommitRefused, Delete, Put
 from interlock.stepping import step
 
 NOTE = Kind("note")
@@ -146,6 +146,44 @@ async def test_a_group_that_is_refused_as_a_whole() -> None:
 
 
 @on_a_loop
+async def test_a_refusal_that_names_nothing_is_everybodys() -> None:
+    """Nobody is sent again for ever."""
+    callers = Callers()
+    callers.backend.faults = {2: CommitRefused((Clash(b"elsewhere", "read", None),))}
+    await callers.begin(("a", 1), ("b", 2), ("c", 3))
+    done = await callers.end()
+    assert [(type(each), each.clashes) for each in done[1:]] == [(CommitRefused, ())] * 2
+    assert callers.sizes() == [1, 2]
+    assert await callers.values(*"abc") == [1, None, None]
+
+
+@on_a_loop
+async def test_a_snapshot_that_is_always_too_old() -> None:
+    callers = Callers()
+    callers.backend.faults = {number: SnapshotTooOldError("old") for number in range(2, 6)}
+    await callers.begin(("a", 1), ("b", 2), ("c", 3))
+    done = await callers.end()
+    assert [type(each) for each in done[1:]] == [SnapshotTooOldError] * 2
+    assert callers.sizes() == [1, 2, 2, 2, 2]
+    await callers.write("d", 4)
+    assert await callers.values(*"abcd") == [1, None, None, 4]
+
+
+@on_a_loop
+async def test_a_commit_of_several_agents_is_nobodys() -> None:
+    callers = Callers()
+    await callers.begin(("a", 1), ("b", 2))
+    for agent in ("a", "another"):
+        key = NOTE.key(agent, "own")
+        part = callers.ledger.gathered({key: NOTE.put(1)}, {key: ABSENT}, agent=agent)
+        callers.tasks.append(asyncio.create_task(part))
+        await asyncio.sleep(0)
+    await callers.end()
+    assert callers.sizes() == [1, 3]
+    assert [commit.agent for commit in callers.backend.commits] == ["a", MIXED]
+
+
+@on_a_loop
 async def test_nobody_writes_what_another_one_expects() -> None:
     callers = Callers()
     await callers.begin(("a", 1), ("b", 1), ("b", 2), ("c", 1))
@@ -233,10 +271,31 @@ async def test_who_is_cancelled_while_waiting_takes_its_part_back() -> None:
     assert await callers.values(*"abc") == [1, None, 3]
 
 
+@pytest.mark.parametrize(
+    ("fault", "said", "values"),
+    [
+        (None, "it happened", [1, 2, 3]),
+        (BackendUnavailableError("down"), "nothing was written", [1, None, None]),
+        ("before", "it may or may not happen", [1, 2, None]),
+    ],
+    ids=["done", "fails", "lost"],
+)
 @on_a_loop
-async def test_who_is_cancelled_on_the_way_waits_for_the_answer() -> None:
+async def test_who_is_cancelled_on_the_way_waits_for_the_answer(fault: Any, said: str, values: list[Any]) -> None:
     callers = Callers()
-    await callers.begin(("a", 1), ("b", 2), ("c", 3))
+    callers.backend.faults = {2: fault}
+    notes: list[str] = []
+
+    async def noting() -> None:
+        try:
+            await callers.write("c", 3)
+        except asyncio.CancelledError as cancelled:
+            notes.extend(cancelled.__notes__)
+            raise
+
+    await callers.begin(("a", 1), ("b", 2))
+    callers.tasks.append(asyncio.create_task(noting()))
+    await asyncio.sleep(0)
     callers.backend.open.set()
     await callers.tasks[0]
     callers.backend.open.clear()
@@ -246,18 +305,74 @@ async def test_who_is_cancelled_on_the_way_waits_for_the_answer() -> None:
     assert not callers.tasks[2].done()
     done = await callers.end()
     assert isinstance(done[2], asyncio.CancelledError)
+    assert said in notes[0]
+    assert await callers.values(*"abc") == values
+
+
+@on_a_loop
+async def test_who_is_closed_on_the_way_waits_for_nothing() -> None:
+    """Nothing may be awaited there; the commit goes on without its caller."""
+    callers = Callers()
+    await callers.begin(("a", 1), ("b", 2))
+    closed = callers.write("c", 3)
+    closed.send(None)
+    callers.backend.open.set()
+    await callers.tasks[0]
+    callers.backend.open.clear()
+    await callers.backend.arrived.acquire()
+    closed.close()
+    await callers.end()
+    assert callers.sizes() == [1, 2]
     assert await callers.values(*"abc") == [1, 2, 3]
 
 
 @on_a_loop
-async def test_who_is_cancelled_when_told_to_send_tells_the_next() -> None:
+async def test_who_is_cancelled_while_it_lets_others_come_writes_nothing() -> None:
+    """The sender waits a moment for those who were just woken; its part is taken back, and others may send."""
     callers = Callers()
     await callers.begin(("a", 1), ("b", 2), ("c", 3))
-    callers.tasks[1].cancel()
-    callers.backend.open.set()  # the first ends in the same pass, and tells the second
-    done = await asyncio.gather(*callers.tasks, return_exceptions=True)
+    await callers.end()
+    assert callers.sizes() == [1, 2]
+    notes: list[str] = []
+
+    async def noting() -> None:
+        try:
+            await callers.write("d", 4)
+        except asyncio.CancelledError as cancelled:
+            notes.extend(cancelled.__notes__)
+            raise
+
+    sender = asyncio.create_task(noting())
+    await asyncio.sleep(0)
+    sender.cancel()
+    await asyncio.wait([sender])
+    assert sender.cancelled()
+    assert "taken back before it began" in notes[0]
+    await callers.write("e", 5)
+    assert callers.sizes() == [1, 2, 1]
+    assert await callers.values(*"abcde") == [1, 2, 3, None, 5]
+
+
+@on_a_loop
+async def test_who_is_cancelled_when_told_to_send_tells_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    callers = Callers()
+    await callers.begin(("a", 1), ("b", 2), ("c", 3))
+    passed_on = Gathering._pass_on
+    told: list[Any] = []
+
+    def pass_on(self: Gathering) -> Any:
+        following = passed_on(self)
+        told.append(following)
+        if len(told) == 1:  # the second is told, and cancelled before it hears of it
+            callers.tasks[1].cancel()
+        return following
+
+    monkeypatch.setattr(Gathering, "_pass_on", pass_on)
+    done = await callers.end()
     assert isinstance(done[1], asyncio.CancelledError)
     assert await callers.values(*"abc") == [1, None, 3]
+    assert callers.sizes() == [1, 1]
+    assert len(told) == 3  # by the first, by the one that was cancelled, and by the third, which finds nobody
     await callers.write("d", 4)
 
 

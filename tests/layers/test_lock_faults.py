@@ -23,7 +23,7 @@ from interlock import (
 )
 from interlock.core.locking import key_span
 from interlock.errors import SnapshotTooOldError
-from interlock.layers import queues
+from interlock.layers import queues, tenures
 from interlock.layers.desks import OPERATION
 from interlock.layers.holdings import desk_of
 from interlock.layers.ledger import Ledger
@@ -306,6 +306,12 @@ async def test_renewing_from_a_snapshot_that_is_too_old(world: World) -> None:
         await lease.check()
         assert not faulty.plan
         assert inner(lease).tenure.pulse != before
+        faulty.plan += [SnapshotTooOldError("too old") for _ in range(tenures._TRIES)]
+        with pytest.raises(BackendUnavailableError, match="kept changing"):
+            await lease.check()
+        assert not faulty.plan
+        assert not lease.lost  # it may be held all the same
+        await lease.check()
 
 
 @in_memory
@@ -441,6 +447,21 @@ async def test_an_owner_that_holds_nothing_lets_nothing_go(world: World) -> None
     await session.rollback()
 
 
+@in_memory
+async def test_a_writer_takes_a_dead_holder_out_of_its_way(world: World) -> None:
+    store = world.open()
+    stock = store.resource("stock")
+    lock = await take(stock.lock("a", ttl_seconds=SHORT))
+    silence(lock)
+    await stock.run(put, "free", 1)
+    await world.open(agent="other").resource("stock").run(put, "a", 1, lock_timeout_seconds=30)
+    assert await stock.read("a") == 1
+    assert await records(store, LOCKS) == []
+    with pytest.raises(FencedError):
+        await leave(lock)
+    await leave(lock)  # it has been given back: there is nothing left to say
+
+
 # -- loops -------------------------------------------------------------------------------------------------------------
 def test_without_a_loop_a_thread_gives_back() -> None:
     """A coroutine that is closed behind its loop's end."""
@@ -514,6 +535,21 @@ def test_a_loop_that_ends_in_the_middle_of_a_release() -> None:
         pass
     assert worlds == [True, False]
     asyncio.run(store.close())
+
+
+@in_worlds("memory-async")
+async def test_a_keeper_that_is_closed_hands_nothing_over(world: World) -> None:
+    """Nothing can be awaited there, nor a thread be relied on; what is held runs out, or the next job takes it."""
+    store = world.open()
+    lease = await take(store.lease("report"))
+    keeper = inner(lease).desk.keeper
+    job = keeper._job
+    work = keeper._work(Ledger(store._engine))
+    work.send(None)
+    work.close()
+    assert keeper._job is job
+    assert list(keeper._tenures.values()) == [inner(lease).tenure]
+    await leave(lease)
 
 
 @in_worlds("memory-async")

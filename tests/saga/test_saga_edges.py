@@ -12,7 +12,7 @@ import pytest
 import interlock
 import interlock.sync
 import interlock.testing.sync
-from cases.faults import Counted, LostReplies, Wrapped, is_commit
+from cases.faults import LostReplies, Wrapped
 from interlock import (
     NOT_HAPPENED,
     CompensationError,
@@ -21,11 +21,13 @@ from interlock import (
     SagaClosedError,
     StepFailedError,
     UsageError,
+    ValueRefusedError,
     compensable,
 )
 from interlock.layers.ledger import Ledger
 from interlock.model import Put
-from interlock.saga import journal, recording, registry
+from interlock.saga import journal, recorded, recording, registry
+from interlock.saga.records import declare
 from interlock.saga.recovery import list_sagas
 from interlock.stepping import step, step_all
 from interlock.testing import Clock
@@ -283,6 +285,34 @@ def test_a_value_whose_type_nobody_declares_any_more_is_a_dead_letter(monkeypatc
     other.close()
 
 
+def odd(session: Any) -> object:
+    """A transaction whose result cannot be kept."""
+    session.write("n", 1)
+    return object()
+
+
+def test_what_cannot_be_kept_is_refused_before_it_is_done() -> None:
+    (store,) = stores(1)
+    with pytest.raises(ValueRefusedError, match="an argument of mail"), store.saga("s", id="1") as saga:
+        saga.step(act, "a", undo=undo)
+        saga.defer(mail, object())
+    assert taken() == [("act", "a"), ("undo", "a")]
+    with pytest.raises(ValueRefusedError, match="the result of odd"), store.saga("s", id="2") as saga:
+        saga.transact(store.resource("goods"), odd)
+    assert store.resource("goods").read("n") is None
+    store.close()
+
+
+def test_names_that_were_looked_up_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "_NAMES", 1)
+    monkeypatch.setattr(recorded, "_names", {})
+    for _ in range(2):
+        for fn, back in ((act, undo), (refuse, undo_named), (pack, unpack)):
+            record = declare(fn, ("a",), {}, None, undo=back)
+            assert recorded.names_of(record) == (registry.path_of(fn), registry.path_of(back), None)
+            assert len(recorded._names) == 1
+
+
 def undo_in_state(result: str, state: Any) -> None:
     """Needs what no other process has."""
 
@@ -429,20 +459,38 @@ def test_a_deferred_act_that_this_process_does_not_know_waits(monkeypatch: pytes
     other.close()
 
 
-class Interrupting(Counted):
-    """The ``number``-th commit from now on is done, and then the caller is interrupted."""
+FAILS: list[int] = []
+BEGUN: list[asyncio.Event] = []
 
-    number = 0
 
-    async def around(self, name: str, args: tuple[Any, ...], call: Any) -> Any:
-        """Count."""
-        if not is_commit(name, args) or not self.number:
-            return await call()
-        self.number -= 1
-        reply = await call()
-        if not self.number:
-            raise KeyboardInterrupt
-        return reply
+@compensable(kind="irreversible")
+async def slow_mail(text: str) -> str:
+    """Takes several passes of the loop."""
+    if FAILS:
+        raise OSError("no post")
+    BEGUN.pop().set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    LOG.append(("mail", text))
+    return text
+
+
+async def test_a_recovery_that_is_cancelled_ends_the_acts_that_it_has_begun() -> None:
+    async with interlock.open(f"memory://edges-{next(_serial)}", agent="a") as store:
+        FAILS.append(1)
+        with pytest.raises(StepFailedError):
+            async with store.saga("s", id="1") as saga:
+                saga.defer(slow_mail, "x")
+        FAILS.clear()
+        begun = asyncio.Event()
+        BEGUN.append(begun)
+        recovery = asyncio.create_task(store.recover(older_than_seconds=0))
+        await begun.wait()
+        recovery.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await recovery
+        assert taken() == [("mail", "x")]
+        assert await store.recover(older_than_seconds=0) == interlock.RecoveryReport()
 
 
 @pytest.mark.parametrize("said", [Happened("x"), NOT_HAPPENED, interlock.CANNOT_TELL])

@@ -12,7 +12,15 @@ import interlock
 import interlock.sync
 import interlock.testing.sync
 from cases.faults import Hooked, LostReplies, Wrapped, is_commit
-from interlock import CompensationError, RecoveryReport, Saga, SagaClosedError, UsageError
+from interlock import (
+    BackendUnavailableError,
+    CommitUnknownError,
+    CompensationError,
+    RecoveryReport,
+    Saga,
+    SagaClosedError,
+    UsageError,
+)
 from interlock.layers.ledger import Ledger
 from interlock.model import ABSENT, Delete
 from interlock.saga import receipts
@@ -145,6 +153,80 @@ def test_an_interrupted_transaction_is_settled_by_its_store(durable: bool, done:
         assert goods.read("k") == 10
         assert saga.report.clean
         assert ("put" in saga.report.undone) is done
+        assert store.recover(older_than_seconds=0) == RecoveryReport()
+
+
+class Forgetful(Wrapped):
+    """The replies to sessions' commits are lost, and the engine tells no more than that they have happened."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.losing: list[int] = []
+        self.lost: list[int] = []
+
+    async def around(self, name: str, args: tuple[Any, ...], call: Any) -> Any:
+        """Lose them."""
+        reply = await call()
+        if name == "outcome":
+            return reply[0], None
+        if self.losing and is_commit(name, args) and not args[0].quiet:
+            self.lost.append(1)
+            raise CommitUnknownError("lost", transaction_id=f"{args[0].transaction:032x}")
+        return reply
+
+
+def test_a_transaction_whose_version_nobody_tells_is_taken_back_all_the_same() -> None:
+    """The journal reads what has become of the step's record; else its next write would be refused."""
+    backend = Forgetful(interlock.MemoryBackend())
+    with interlock.sync.Store(backend, agent="a") as store:
+        goods = store.resource("goods")
+        goods.run(put, 10)
+        with pytest.raises(Boom), store.saga("s", id="1") as saga:
+            backend.losing.append(1)
+            assert saga.transact(goods, put, 1) == 1
+            assert goods.read("k") == 1
+            raise Boom
+        assert len(backend.lost) == 2
+        assert goods.read("k") == 10
+        assert saga.report.clean
+        assert store.recover(older_than_seconds=0) == RecoveryReport()
+
+
+class Mute(Wrapped):
+    """One commit of a session is interrupted, and then the engine says nothing about it."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.armed: list[int] = []
+        self.muted: list[int] = []
+
+    async def around(self, name: str, args: tuple[Any, ...], call: Any) -> Any:
+        """Interrupt, or keep silent."""
+        if self.muted and name == "outcome":
+            raise BackendUnavailableError("the server has gone")
+        if self.armed and is_commit(name, args) and not args[0].quiet:
+            self.armed.pop()
+            self.muted.append(1)
+            raise KeyboardInterrupt
+        return await call()
+
+
+def test_a_transaction_of_which_nobody_knows_is_left_to_a_person() -> None:
+    """The journal has not its inverse, so no recovery takes anything back."""
+    backend = Mute(interlock.MemoryBackend())
+    with interlock.sync.Store(backend, agent="a") as store:
+        goods = store.resource("goods")
+        goods.run(put, 10)
+        with pytest.raises(KeyboardInterrupt), store.saga("s", id="1") as saga:
+            backend.armed.append(1)
+            saga.transact(goods, put, 1)
+        assert saga.report.unknown == ("put",)
+        backend.muted.clear()
+        report = store.recover(older_than_seconds=0)
+        assert (report.undone, report.unknown) == ((), ("s/1: put",))
+        (letter,) = store.dead_letters.list()
+        assert goods.read("k") == 10
+        store.dead_letters.done(letter.dead_letter)
         assert store.recover(older_than_seconds=0) == RecoveryReport()
 
 

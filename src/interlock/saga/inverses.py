@@ -118,7 +118,7 @@ async def apply(
     put_back: PutBack | None = None,
     note: Callable[[Transaction], None] | None = None,
     run_id: str | None = None,
-) -> Transaction | None:
+) -> Transaction:
     """Take a transaction back. Raises `ConflictError`, naming who changed a value since; nothing is written then.
 
     ``force(conflict)``: asked about each; True puts the earlier value back all the same, False leaves that key.
@@ -149,7 +149,9 @@ async def apply(
         await running.run()
     except _Changed as changed:
         raise changed.conflict from None
-    return running.last_transaction
+    committed = running.last_transaction
+    assert committed is not None  # without an idempotency key there is no replay
+    return committed
 
 
 class _Changed(InterlockError):

@@ -191,6 +191,7 @@ class Journal:
 
     async def learn_step(self, place: Place) -> None:
         """Read a step's record again, after a commit that carried it and whose end nobody saw."""
+        self._puts.pop(place, None)
         self._learn((await self.ledger.read(STEPS, [self.step_key(place)])).records[0])
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -324,12 +325,11 @@ class Journal:
         """That commit has happened."""
         self._versions[LETTERS.key(self.letter_id(place))] = ABSENT
 
-    def carried_done(self, place: Place, changes: Mapping[str, Any], version: Version | None) -> None:
+    def carried_done(self, place: Place, changes: Mapping[str, Any], version: Version) -> None:
         """That commit has happened."""
         self.steps[place] = {**self.steps.get(place, {}), **changes}
         self._puts.pop(place, None)
-        if version is not None:
-            self._versions[self.step_key(place)] = version
+        self._versions[self.step_key(place)] = version
 
 
 def _encoded(step: dict[str, Any]) -> Put:

@@ -214,8 +214,8 @@ class Transacting:
         elif self.carries:
             recorder, txn = self.frame.course.recorder, self._running.last_transaction
             assert recorder is not None
-            version = None if txn is None or txn.reply is None else txn.reply.version
-            recorder.journal.carried_done(place_of(self.record), self._facts(), version)
+            assert txn is not None
+            await _told(recorder.journal, place_of(self.record), self._facts(), txn)
         return value
 
     def unsaid(self) -> dict[str, Any] | None:
@@ -235,8 +235,7 @@ class Transacting:
         elif self.pieces:
             known = self.frame.course.put_back
             txn = await apply(self.engine, self.agent, self.pieces, self.transaction, self.force, known)
-            if txn is not None:
-                known |= restored(self.pieces, txn.id)
+            known |= restored(self.pieces, txn.id)
 
     async def verify(self, key: str) -> Answer[Any]:
         """Whether an interrupted transaction has committed. Its store settles it for ever."""
@@ -254,8 +253,6 @@ class Transacting:
 
     async def _ask_receipt(self, earlier: dict[str, Any]) -> Answer[Any]:
         """What became of the transaction of an earlier process, before this saga was entered again."""
-        if "receipt" not in earlier:
-            return CANNOT_TELL
         receipt = Receipt(self.engine, earlier["receipt"])
         recorder = self.frame.course.recorder
         assert recorder is not None
@@ -317,9 +314,17 @@ async def take_back(journal: Journal, place: Place, force: Any = None) -> None:
         return {"status": "undone", "undo_transaction": transaction_text(txn.id)}
 
     txn = await apply(journal.engine, agent, stored["inverse"], transaction, force, known, note, journal.title)
-    assert txn is not None
-    journal.carried_done(place, undone(txn), None if txn.reply is None else txn.reply.version)
+    await _told(journal, place, undone(txn), txn)
     journal.dropped_letter(place)
+
+
+async def _told(journal: Journal, place: Place, facts: dict[str, Any], txn: Transaction) -> None:
+    """Note in the journal that a commit with a step's record has happened. Where its reply was lost and the engine does
+    not tell the version either, the record is read."""
+    if txn.reply is None:
+        await journal.learn_step(place)
+    else:
+        journal.carried_done(place, facts, txn.reply.version)
 
 
 def receipts_in(journal: Journal, identity: str) -> list[str]:
