@@ -65,6 +65,19 @@ def unwrapped(fn: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return fn, arguments, named
 
 
+_DISGUISES: Final = frozenset(
+    ("__wrapped__", "__signature__", "__text_signature__", "_partialmethod", "__partialmethod__", "_is_coroutine",
+     "_is_coroutine_mark", "_is_coroutine_marker")
+)  # fmt: skip
+"""The attributes by which a function can say that it takes, or is, something else than its code does."""
+
+
+def is_bare(fn: FunctionType) -> bool:
+    """Whether a function's code tells all about how it is called; attributes of other kinds do not matter."""
+    attributes = fn.__dict__
+    return not attributes or attributes.keys().isdisjoint(_DISGUISES)
+
+
 def name_of(fn: Any) -> str:
     """What a report calls a function."""
     inner = unwrapped(fn)[0]
@@ -74,7 +87,7 @@ def name_of(fn: Any) -> str:
 
 def is_async(fn: Any) -> bool:
     """Whether calling it can only give an awaitable."""
-    if type(fn) is FunctionType and not fn.__dict__:
+    if type(fn) is FunctionType and is_bare(fn):
         return bool(fn.__code__.co_flags & inspect.CO_COROUTINE)
     inner = unwrapped(fn)[0]
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
@@ -82,9 +95,9 @@ def is_async(fn: Any) -> bool:
 
 def shape_of(fn: Any) -> Shape | None:
     """The parameters of a callable, partials looked through; None where Python does not know them."""
-    if type(fn) is FunctionType and not fn.__dict__:
+    if type(fn) is FunctionType and is_bare(fn):
         return _shape_of_code(fn)
-    if type(fn) is MethodType and type(fn.__func__) is FunctionType and not fn.__func__.__dict__:
+    if type(fn) is MethodType and type(fn.__func__) is FunctionType and is_bare(fn.__func__):
         whole = _shape_of_code(fn.__func__)
         if whole.names:
             count, positional_only = max(0, whole.required - 1), max(0, whole.positional_only - 1)
@@ -178,7 +191,7 @@ def remember_fit(fn: Any, count: int, undo: Any, takes_key: bool, plan: Plan | N
 
 def is_plain(fn: Any) -> bool:
     """Whether all about a function's parameters is in its code: nothing was decorated on."""
-    return type(fn) is FunctionType and not fn.__dict__ and not fn.__kwdefaults__
+    return type(fn) is FunctionType and is_bare(fn) and not fn.__kwdefaults__
 
 
 def _fit_key(fn: Any, count: int, undo: Any) -> tuple[int, ...]:
@@ -196,7 +209,7 @@ def bind(fn: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> dict[
     Raises `UsageError` where they do not fit."""
     inner, given, keywords = unwrapped(fn)
     arguments, named = (*given, *arguments), {**keywords, **named}
-    if type(inner) is FunctionType and not inner.__dict__ and not named:
+    if type(inner) is FunctionType and is_bare(inner) and not named:
         code = inner.__code__
         count = code.co_argcount
         if not code.co_flags & _VARIABLE and not code.co_kwonlyargcount and len(arguments) <= count:
