@@ -533,8 +533,9 @@ class Interrupt(BaseException):
     """Comes out of nowhere, as Ctrl-C does."""
 
 
+@pytest.mark.parametrize("commits", [True, False])
 @in_worlds("memory-async", "memory-sync")
-async def test_an_interrupt_of_the_release_says_that_the_commit_has_happened(world: World) -> None:
+async def test_an_interrupt_of_the_release_says_whether_the_commit_has_happened(world: World, commits: bool) -> None:
     seen: list[str] = []
 
     def interrupt(name: str, args: tuple[Any, ...]) -> None:
@@ -550,8 +551,11 @@ async def test_an_interrupt_of_the_release_says_that_the_commit_has_happened(wor
     with pytest.raises(Interrupt) as caught:
         async with stock.session(**PESSIMISTIC) as session:
             await session.write("a", 1)
-    assert ["COMMITTED" in note for note in caught.value.__notes__] == [True]
-    assert await stock.read("a") == 1
+            if not commits:
+                seen.append("failure")
+                raise ValueError
+    assert ["COMMITTED" in note for note in getattr(caught.value, "__notes__", ())] == [True] * commits
+    assert await stock.read("a") == (1 if commits else None)
     await stock.run(put, "a", 2, **PESSIMISTIC)  # what was interrupted is done in the background
     assert await stock.read("a") == 2
 

@@ -201,6 +201,26 @@ def test_without_advisory_locks_commits_go_together_as_well(postgresql_url: str,
     at_store(postgresql_url, schema, body, locking="serializable")
 
 
+def test_who_comes_twice_to_a_group_and_clashes_with_himself_is_told_that_he_was_there(
+    postgresql_url: str, schema: str
+) -> None:
+    async def body(store: Subject) -> None:
+        await store.commit({key("a"): put(0)})
+        done = await store.request({key("d"): put(0)}, reads={key("d"): ABSENT})
+        fenced = new_transaction()
+        late = await store.request({key("x"): put(0)}, transaction=fenced, reads={key("a"): ABSENT})
+        await store.backend.commit(done)
+        await store.backend.outcome(fenced, fence=True)
+        fresh = [await store.request({key("k", n): put(n)}) for n in range(3)]
+        answers = await at_once(store, [done, *fresh, late])
+        assert [type(answer) for answer in answers] == [DuplicateTransaction, *[Reply] * 3, DuplicateTransaction]
+        assert [answers[n].committed for n in (0, 4)] == [True, False]  # type: ignore[union-attr]
+        assert len({transaction_of(answer) for answer in answers[1:4]}) == 1
+        assert await store.value(key("x")) is None
+
+    at_store(postgresql_url, schema, body)
+
+
 def test_a_deleted_key_that_is_expected_absent_is_recorded(postgresql_url: str, schema: str) -> None:
     async def body(store: Subject) -> None:
         await store.commit({key("a"): put(1), key("b"): put(1)})

@@ -14,9 +14,16 @@ import redis
 
 from interlock import codec
 from interlock.backends.redis import RedisBackend, requests
-from interlock.backends.redis.failures import refused
+from interlock.backends.redis.failures import lost, refused
 from interlock.backends.redis.scripts import TEXTS, Calls
-from interlock.errors import BackendError, BackendUnavailableError, LimitExceededError, UnsupportedError, UsageError
+from interlock.errors import (
+    BackendError,
+    BackendUnavailableError,
+    CommitUnknownError,
+    LimitExceededError,
+    UnsupportedError,
+    UsageError,
+)
 from interlock.merges import apply
 from interlock.model import (
     ABSENT,
@@ -386,6 +393,11 @@ def test_a_commit_of_very_many_keys_is_one_record_whatever_the_page(redis_url: s
 def test_definite_errors_say_that_nothing_was_written(text: str, error: type[BackendError]) -> None:
     assert type(refused(text)) is error
     assert not refused(text).maybe_committed
+
+
+def test_a_connection_that_breaks_leaves_a_commit_unknown_and_nothing_else() -> None:
+    assert type(lost("gone", commits=True)) is CommitUnknownError
+    assert type(lost("gone", commits=False)) is BackendUnavailableError
 
 
 @pytest.mark.parametrize("wrong", ["", "a b", "{a}", "a{b}c", "a\0", "é", "x" * 65, 7, None])
