@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlite_support import Store, add, key, new_transaction, number, opened, step
+from sqlite_support import Store, add, delete, key, new_transaction, number, opened, step
 from test_sqlite_batches import together
 
 from interlock.backends.sqlite import log, outcomes
 from interlock.backends.sqlite.jobs import CommitJob, FenceJob, Job
 from interlock.errors import SnapshotTooOldError
-from interlock.model import CommitRefused, CommitRequest, DuplicateTransaction, Settled, Span
+from interlock.model import ABSENT, CommitRefused, CommitRequest, DuplicateTransaction, Reply, Settled, Span
 from interlock.runtime import BlockingRuntime
 
 
@@ -129,6 +129,19 @@ def test_a_fence_is_not_written_for_what_the_same_batch_has_forgotten(store: Sto
     assert told is Settled.FORGOTTEN
     assert asked(store, FenceJob(BlockingRuntime().waiter(), old.transaction)) is Settled.FORGOTTEN
     assert settled(store, old.transaction, fence=True) is Settled.FORGOTTEN
+
+
+def test_a_batch_that_buries_a_key_knows_that_nothing_is_there(store: Store) -> None:
+    """Its tombstone was looked up for a commit behind the compaction, which then finds no row."""
+    store.commit({key("a"): number(1)})
+    store.commit({key("a"): delete()})
+    newest = store.commit({key("b"): number(1)}).token
+    later = step(store.backend.now()) + 1
+    request = store.request({key("a"): number(2)}, reads={key("a"): ABSENT}, snapshot=newest)
+    dropped, reply = together(store, lambda: step(store.backend.compact(later)), request)
+    assert dropped == 4  # three rows of the feed, the first of which is the store's own, and the tombstone
+    assert isinstance(reply, Reply)
+    assert store.value(key("a")) == 2
 
 
 def test_a_batch_that_compacts_and_looks_again_forgets_no_horizon(store: Store) -> None:
