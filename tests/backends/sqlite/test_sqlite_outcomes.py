@@ -144,6 +144,20 @@ def test_a_batch_that_buries_a_key_knows_that_nothing_is_there(store: Store) -> 
     assert store.value(key("a")) == 2
 
 
+def test_who_comes_twice_and_has_changed_his_own_range_is_told_that_he_was_there(store: Store) -> None:
+    """The range is looked at before the batch, which then never sees the request."""
+    span = Span(key("in", 0), key("in", 9))
+    done = store.request({key("in", 1): number(1)}, spans=(span,))
+    fenced = store.request({key("in", 2): number(2)}, spans=(span,))
+    step(store.backend.commit(done))
+    assert settled(store, fenced.transaction, fence=True) is Settled.FENCED
+    for request, committed in ((done, True), (fenced, False)):
+        with pytest.raises(DuplicateTransaction) as caught:
+            step(store.backend.commit(request))
+        assert caught.value.committed is committed
+    assert store.value(key("in", 2)) is None
+
+
 def test_a_batch_that_compacts_and_looks_again_forgets_no_horizon(store: Store) -> None:
     """A span that has changed makes the batch look up one more key, behind the compaction."""
     first = store.commit({key("a"): number(1)})
