@@ -73,6 +73,7 @@ from interlock.saga.errors import (
     SagaClosedError,
     SagaError,
     StepFailedError,
+    StepUnknownError,
 )
 from interlock.saga.records import FailedUndo, SagaReport
 from interlock.saga.recovery import RecoveryReport
@@ -165,6 +166,7 @@ __all__ = [
     "SnapshotTooOldError",
     "Step",
     "StepFailedError",
+    "StepUnknownError",
     "Store",
     "TransactionError",
     "TransactionLog",

@@ -20,6 +20,7 @@ from interlock import (
     JournalMismatchError,
     SagaClosedError,
     StepFailedError,
+    StepUnknownError,
     UsageError,
     ValueRefusedError,
     compensable,
@@ -390,6 +391,41 @@ def test_who_resumes_calls_what_has_not_happened() -> None:
     with other.saga("s", id="1", on_crash="resume") as saga:
         assert saga.step(interrupt, "x", undo=undo, verify=answer) == "found"
     assert [line[0] for line in taken()] == ["asked"]
+    store.close()
+    other.close()
+
+
+def test_who_resumes_without_a_probe_does_not_go_on() -> None:
+    store, other = stores()
+    with pytest.raises(KeyboardInterrupt), store.saga("s", id="1", on_crash="resume") as saga:
+        saga.step(act, "a", undo=undo)
+        saga._frame.course.recorder.journal.lost = True
+        saga.step(interrupt, "x", undo=undo)
+    assert [line[0] for line in taken()] == ["act", "interrupt"]
+    with (
+        pytest.raises(StepUnknownError, match="nobody knows whether it") as raised,
+        other.saga("s", id="1", on_crash="resume") as saga,
+    ):
+        saga.step(act, "a", undo=undo)
+        saga.step(interrupt, "x", undo=undo)
+    assert raised.value.maybe_committed
+    assert taken() == [("undo", "a")]
+    assert saga.report.unknown == ("interrupt",)
+    assert not saga.report.clean
+    assert [letter.step for letter in other.dead_letters.list()] == ["interrupt"]
+    store.close()
+    other.close()
+
+
+def test_who_resumes_calls_what_had_failed() -> None:
+    store, other = stores()
+    with pytest.raises(Boom), store.saga("s", id="1", on_crash="resume") as saga:
+        with pytest.raises(Boom):
+            saga.step(refuse, "a", undo=undo)
+        die(saga)
+    with other.saga("s", id="1", on_crash="resume") as saga, pytest.raises(Boom):
+        saga.step(refuse, "a", undo=undo)
+    assert taken() == []
     store.close()
     other.close()
 

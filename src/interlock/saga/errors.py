@@ -49,6 +49,20 @@ class StepFailedError(SagaError):
         self.not_run = tuple(not_run)
 
 
+class StepUnknownError(SagaError):
+    """A step was interrupted when the process of its saga died, and whoever entered the saga again cannot tell whether
+    it has happened: it has no ``verify``, or that could not tell. ``step`` names it. It is UNKNOWN in the report, and
+    the steps before it are undone."""
+
+    code = "step_unknown"
+    maybe_committed = True
+    advice = "Find out whether it happened, and settle its dead letter; a verify= of the step would do it next time."
+
+    def __init__(self, message: str = "", *, step: str = "") -> None:
+        super().__init__(message)
+        self.step = step
+
+
 class JournalMismatchError(SagaError):
     """A durable saga was entered again and does other things than its journal says; nothing was run blindly."""
 

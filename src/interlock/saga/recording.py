@@ -15,7 +15,7 @@ from interlock.core.engine import Engine
 from interlock.errors import InterlockError, UsageError
 from interlock.layers.effects.answers import NOT_HAPPENED, Happened
 from interlock.saga import journal as records
-from interlock.saga.errors import JournalMismatchError, StepFailedError
+from interlock.saga.errors import JournalMismatchError, StepUnknownError
 from interlock.saga.journal import Journal, Place
 from interlock.saga.matching import name_of, takes_key
 from interlock.saga.receipts import met
@@ -128,11 +128,11 @@ class Recorder:
                 record.transacting.earlier = None
             if verdict is not NOT_HAPPENED:
                 record.called = True
-                raise StepFailedError(
+                raise StepUnknownError(
                     f"step {record.label()} was interrupted when its process died, and nobody knows whether it "
                     "happened; the saga cannot go on",
                     step=record.label(),
-                ) from TimeoutError("interrupted")
+                )
         return False
 
     async def done(self, frame: Frame, record: StepRecord) -> None:

@@ -68,6 +68,7 @@ from interlock.saga.errors import (
     SagaClosedError,
     SagaError,
     StepFailedError,
+    StepUnknownError,
 )
 from interlock.saga.records import FailedUndo, SagaReport
 from interlock.saga.recovery import RecoveryReport
@@ -163,6 +164,7 @@ __all__ = [
     "SnapshotTooOldError",
     "Step",
     "StepFailedError",
+    "StepUnknownError",
     "Store",
     "TransactionError",
     "TransactionLog",
