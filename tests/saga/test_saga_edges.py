@@ -14,6 +14,7 @@ import interlock.sync
 import interlock.testing.sync
 from cases.faults import LostReplies, Wrapped
 from interlock import (
+    CANNOT_TELL,
     NOT_HAPPENED,
     CompensationError,
     Happened,
@@ -395,21 +396,23 @@ def test_who_resumes_calls_what_has_not_happened() -> None:
     other.close()
 
 
-def test_who_resumes_without_a_probe_does_not_go_on() -> None:
+@pytest.mark.parametrize("verify", [None, answer], ids=["no probe", "a probe that cannot tell"])
+def test_who_resumes_where_nobody_knows_does_not_go_on(verify: Any) -> None:
     store, other = stores()
+    ANSWERS.extend([CANNOT_TELL] * 4)
     with pytest.raises(KeyboardInterrupt), store.saga("s", id="1", on_crash="resume") as saga:
         saga.step(act, "a", undo=undo)
         saga._frame.course.recorder.journal.lost = True
-        saga.step(interrupt, "x", undo=undo)
+        saga.step(interrupt, "x", undo=undo, verify=verify)
     assert [line[0] for line in taken()] == ["act", "interrupt"]
     with (
         pytest.raises(StepUnknownError, match="nobody knows whether it") as raised,
         other.saga("s", id="1", on_crash="resume") as saga,
     ):
         saga.step(act, "a", undo=undo)
-        saga.step(interrupt, "x", undo=undo)
+        saga.step(interrupt, "x", undo=undo, verify=verify)
     assert raised.value.maybe_committed
-    assert taken() == [("undo", "a")]
+    assert [line for line in taken() if line[0] != "asked"] == [("undo", "a")]
     assert saga.report.unknown == ("interrupt",)
     assert not saga.report.clean
     assert [letter.step for letter in other.dead_letters.list()] == ["interrupt"]
