@@ -45,6 +45,7 @@ def test_what_is_written_is_read_again() -> None:
 def test_the_page_knows_modules_that_there_are() -> None:
     known = branches.argued(branches.PAGE.read_text("utf-8"))
     assert known
+    assert not [str(gap) for gap, why in known.items() if why == "open"], "each needs a reason"
     assert {gap.module for gap in known} <= {branches.module_of(path) for path in branches.files()}
     assert all((branches.ROOT / path).exists() for path in branches.files())
 

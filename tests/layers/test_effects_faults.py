@@ -119,6 +119,27 @@ def test_a_claim_that_cannot_be_looked_at_again_is_given_back() -> None:
     world.close()
 
 
+def test_a_claim_that_cannot_be_sent_leaves_nothing_to_give_back() -> None:
+    """Nothing was written, so nothing is asked of an engine that is away."""
+    calls: list[str] = []
+    gone: list[Exception] = []
+
+    def hook(name: str, args: tuple[Any, ...]) -> None:
+        calls.append(name)
+        if is_commit(name, args) and gone:
+            raise gone.pop()
+
+    world = Clocked(lambda inner: Hooked(inner, hook))
+    gone.append(BackendUnavailableError("the server has gone"))
+    with pytest.raises(BackendUnavailableError):
+        world.executor().execute("k", world.act)
+    assert (calls[-1], gone) == ("commit", [])
+    assert (world.calls, world.status()) == ([], None)
+    assert world.executor().execute("k", world.act) == "done"
+    assert world.calls == [1]
+    world.close()
+
+
 class Unsure(Wrapped):
     """From the first reading to the second, commits are done once and never answered."""
 
@@ -489,6 +510,22 @@ def test_a_shorter_claim_makes_the_looks_more_frequent() -> None:
     assert world.executor(claim_seconds=60).execute("k", act) == "done"
     assert ticks == [(20, True), (2, True), (2, True)]
     world.close()
+
+
+@in_worlds("memory-async")
+async def test_a_shorter_claim_before_the_job_has_begun(world: World) -> None:
+    """Nobody has to be woken: the job takes the shorter time when it begins."""
+    store = world.open()
+    keeper = store._journal.keeper
+    claims = [await abandon(store, key, Acts.charge, claim_seconds=seconds) for key, seconds in (("k", 60), ("l", 6))]
+    for claim in claims:
+        keeper.hold(claim)
+    job = keeper._job
+    assert (keeper._waiter, keeper._tick_seconds) == (None, 2.0)
+    while keeper._waiter is None:
+        await world.give_way()
+    assert (keeper._job, keeper._tick_seconds) == (job, 2.0)
+    assert set(keeper._claims) == {claim.stored.claim for claim in claims}
 
 
 def test_behind_the_end_of_its_store_nothing_is_renewed() -> None:

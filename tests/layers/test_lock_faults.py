@@ -21,7 +21,7 @@ from interlock import (
     LockTimeoutError,
     UsageError,
 )
-from interlock.core.locking import key_span
+from interlock.core.locking import footprint_of, key_span
 from interlock.errors import SnapshotTooOldError
 from interlock.layers import queues, tenures
 from interlock.layers.desks import OPERATION
@@ -106,6 +106,21 @@ async def test_a_shield_that_is_not_to_be_had_holds_nothing(world: World) -> Non
         await take(world.open().resource("stock").lock("a", wait_seconds=0))
     await session.rollback()
     await other_takes(world, "a")
+
+
+@in_memory
+async def test_a_resource_that_was_joined_and_not_used_is_not_shielded(world: World) -> None:
+    """Else the next attempt would write the table of its locks, and wait its turn there, for nothing."""
+    store = world.open()
+    stock, goods = store.resource("stock"), store.resource("goods")
+    async with stock.session() as session:
+        await session.on(goods).read("a")
+        txn = getattr(session, "inner", session)._txn
+        home, joined = txn.spaces()
+        raw = joined.encode("a")
+        assert footprint_of(txn, None) == {joined: ([key_span(raw)], [])}
+        await session.write("b", 1)
+        assert set(footprint_of(txn, None)) == {home, joined}
 
 
 @in_memory
@@ -278,6 +293,50 @@ async def test_who_waits_and_is_believed_dead_is_told(world: World) -> None:
         pass
     with pytest.raises((LeaseLostError, FencedError)):
         await waiting
+
+
+class Overtaken(Wrapped):
+    """Whoever waits is woken by the end of what it waits for; the grant then comes behind a renewal."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.waits: list[Callable[[], Any]] = []
+        self.renewals: list[Callable[[], Any]] = []
+        self.grants: list[Any] = []
+
+    async def around(self, name: str, args: tuple[Any, ...], call: Any) -> Any:
+        """Give back, renew, and pass it on."""
+        if name == "wait" and self.waits:
+            await self.waits.pop()()
+            return None
+        if name == "commit" and not self.waits and args[0].operation == OPERATION:
+            self.grants.append(args[0])
+            if self.renewals:
+                await self.renewals.pop()()
+        return await call()
+
+
+@in_memory
+async def test_a_renewal_that_overtakes_the_grant_costs_another_try(world: World) -> None:
+    """The pulse is another one than the grant expects, and the tenure is the same: nothing is lost."""
+    overtaken = Overtaken(world.backend())
+    store = world.over(overtaken)
+    ledger = Ledger(getattr(world.open(), "inner", world.open())._engine)
+    held = world.open().resource("stock").lock("a")
+    await take(held)
+    wanted = store.resource("stock").lock("a", wait_seconds=60)
+
+    async def renew() -> None:
+        tenure = inner(wanted).tenure
+        await ledger.commit({tenure.pulse_key: Put(b"")}, {tenure.pulse_key: tenure.pulse}, agent="tester", quiet=True)
+
+    overtaken.renewals.append(renew)
+    overtaken.waits.append(lambda: leave(held))
+    async with wanted:
+        assert (len(overtaken.grants), overtaken.renewals, wanted.lost) == (2, [], False)
+        with pytest.raises(LockTimeoutError):
+            await take(world.open().resource("stock").lock("a", wait_seconds=0))
+    assert await records(store, LOCKS) == []
 
 
 # -- renewing ----------------------------------------------------------------------------------------------------------
