@@ -123,7 +123,10 @@ def test_an_upgrade_that_fails_leaves_the_old_schema(
     assert newest == (old[-1][0],)
 
 
-def test_a_store_of_version_2_gets_new_functions_and_keeps_the_rest(postgresql_url: str, schema: str) -> None:
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_store_of_a_later_version_gets_new_functions_and_keeps_the_rest(
+    postgresql_url: str, schema: str, version: int
+) -> None:
     store = Subject(PostgreSQLBackend(postgresql_url, schema=schema).blocking())
     token = step(store.commit({KEY: Put(codec.freeze(1))})).token
     step(store.backend.close())
@@ -133,7 +136,7 @@ def test_a_store_of_version_2_gets_new_functions_and_keeps_the_rest(postgresql_u
         connection.execute(f"DROP FUNCTION {commit_group}")
         connection.execute(
             f"CREATE FUNCTION {schema}.commit_group(p_locks bigint[]) RETURNS integer LANGUAGE sql AS 'SELECT 1';"
-            f" UPDATE {schema}.meta SET version = 2"  # type: ignore[arg-type]
+            f" UPDATE {schema}.meta SET version = {version}"  # type: ignore[arg-type]
         )
         store = Subject(PostgreSQLBackend(postgresql_url, schema=schema).blocking())
         assert step(store.value(KEY, token)) == 1

@@ -226,7 +226,14 @@ BEGIN
       t_nonce := t_nonce || e.nonce;
     END IF;
   END LOOP;
-  IF holds IS NOT TRUE OR r_alive IS NOT NULL OR s_start IS NOT NULL THEN
+  IF holds AND s_start IS NOT NULL THEN
+    PERFORM 1 FROM unnest(s_start, s_stop) u (start, stop) CROSS JOIN LATERAL (
+      SELECT 1 FROM @schema@.entry WHERE key >= u.start AND key < u.stop AND listed
+        AND NOT (position < snapshot_max AND position <> ALL (snapshot_open) AND position | 255 <> ALL (snapshot_open))
+        ORDER BY key LIMIT 1) entered;
+    holds := NOT FOUND;
+  END IF;
+  IF holds IS NOT TRUE OR r_alive IS NOT NULL THEN
     SELECT * INTO j FROM @schema@.judge(
       snapshot_max, snapshot_open, r_key, r_position, r_nonce, r_alive, s_start, s_stop);
     IF j.x_i IS NOT NULL THEN
@@ -283,7 +290,9 @@ BEGIN
       RETURN;
     END IF;
   END IF;
-  IF p_id <= m.forgotten_fence OR NOT @schema@.kept(snapshot_max, snapshot_open, m.horizon_max, m.horizon_open) THEN
+  -- Every position below the first that is open is shown; most often the horizon lies there.
+  IF p_id <= m.forgotten_fence OR (m.horizon_max > coalesce((snapshot_open[1] | 255) - 255, snapshot_max)
+      AND NOT @schema@.kept(snapshot_max, snapshot_open, m.horizon_max, m.horizon_open)) THEN
     status := 4;
     RETURN;
   END IF;
@@ -311,11 +320,21 @@ BEGIN
   END LOOP;
   FOR n IN 1 .. coalesce(cardinality(w_key), 0) LOOP
     deadline := at + w_ttl[n];
-    ignored := @schema@.put(w_key[n], w_value[n], deadline, w_listed[n], own, p_nonce, p_quiet)::text;
     IF w_value[n] IS NULL THEN
       others := array_append(others, w_key[n]);
     ELSE
       puts := array_append(puts, w_key[n]);
+    END IF;
+    IF w_value[n] IS NULL OR p_quiet OR c_start IS NOT NULL THEN
+      ignored := @schema@.put(w_key[n], w_value[n], deadline, w_listed[n], own, p_nonce, p_quiet)::text;
+    ELSE  -- what ``put`` does, for the common commit
+      INSERT INTO @schema@.superseded (position, nonce, until, expires_at, listed, quiet, key, value)
+        SELECT e.position, e.nonce, own, e.expires_at, e.listed, e.quiet, e.key, e.value FROM @schema@.entry e
+          WHERE e.key = w_key[n] AND NOT (e.quiet AND e.value IS NULL);
+      INSERT INTO @schema@.entry (position, nonce, expires_at, listed, quiet, key, value)
+        VALUES (own, p_nonce, deadline, w_listed[n], false, w_key[n], w_value[n])
+        ON CONFLICT (key) DO UPDATE SET position = excluded.position, nonce = excluded.nonce,
+          expires_at = excluded.expires_at, listed = entry.listed OR excluded.listed, quiet = false, value = excluded.value;
     END IF;
   END LOOP;
   FOR n IN 1 .. merges LOOP

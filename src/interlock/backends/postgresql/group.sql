@@ -33,6 +33,7 @@ DECLARE
   k_listed boolean[];
   k_quiet boolean[];
   k_changed boolean[];
+  hidden bigint[];
   places integer[];
   done integer := 0;
   slot integer;
@@ -98,43 +99,57 @@ BEGIN
     ELSIF m.horizon_max > snapshot_low AND NOT @schema@.kept(
         snapshot_max[i], coalesce(h_open[h_end[i] + 1 : h_end[i + 1]], '{}'), m.horizon_max, m.horizon_open) THEN
       status[i] := 4;
-    ELSIF m.failed IS NOT NULL AND EXISTS (
-        SELECT 1 FROM unnest(m.failed) f WHERE f > r_end[i] AND f <= r_end[i + 1]) THEN
-      status[i] := 1;
-    ELSIF s_end[i + 1] > s_end[i] AND (
-        SELECT x_i IS NOT NULL FROM @schema@.judge(
-          snapshot_max[i], coalesce(h_open[h_end[i] + 1 : h_end[i + 1]], '{}'), NULL, NULL, NULL, NULL,
-          s_start[s_end[i] + 1 : s_end[i + 1]], s_stop[s_end[i] + 1 : s_end[i + 1]])) THEN
-      status[i] := 1;
-    ELSIF m_slot[i] IS NOT NULL THEN
-      slot := m_slot[i];
-      before := k_value[slot];
-      after := @schema@.merged(before, o_end[i] + 1, o_end[i + 1], o_kind, o_operand, o_floor, o_ceiling);
-      b_value[i] := before;
-      IF after IS NULL THEN
-        status[i] := 2;
-      ELSIF after IS DISTINCT FROM before THEN
-        own := coalesce(own, pg_current_xact_id()::text::bigint << 8);
-        IF k_position[slot] IS NOT NULL AND NOT (k_quiet[slot] AND before IS NULL) THEN
-          s_slot := s_slot || slot;
-          s_position := s_position || k_position[slot];
-          s_nonce := s_nonce || k_nonce[slot];
-          s_until := s_until || (own + done);
-          s_value := array_append(s_value, before);
-          s_expires_at := array_append(s_expires_at, k_expires_at[slot]);
-          s_listed := s_listed || k_listed[slot];
-          s_quiet := s_quiet || k_quiet[slot];
+    ELSE
+      -- No queries in these conditions: one that is not needed would cost more than all else that is done for a commit.
+      IF m.failed IS NOT NULL THEN
+        PERFORM 1 FROM unnest(m.failed) f WHERE f > r_end[i] AND f <= r_end[i + 1];
+        IF FOUND THEN
+          status[i] := 1;
         END IF;
-        IF before IS NULL THEN
-          k_expires_at[slot] := NULL;
+      END IF;
+      IF s_end IS NOT NULL AND status[i] = 0 THEN
+        IF s_end[i + 1] > s_end[i] THEN
+          hidden := coalesce(h_open[h_end[i] + 1 : h_end[i + 1]], '{}');
+          PERFORM 1 FROM unnest(s_start[s_end[i] + 1 : s_end[i + 1]], s_stop[s_end[i] + 1 : s_end[i + 1]]) u (start, stop)
+            CROSS JOIN LATERAL (
+              SELECT 1 FROM @schema@.entry WHERE key >= u.start AND key < u.stop AND listed
+                AND NOT (position < snapshot_max[i] AND position <> ALL (hidden) AND position | 255 <> ALL (hidden))
+                ORDER BY key LIMIT 1) entered;
+          IF FOUND THEN
+            status[i] := 1;
+          END IF;
         END IF;
-        k_position[slot] := own + done;
-        k_nonce[slot] := p_nonce[i];
-        k_value[slot] := after;
-        k_quiet[slot] := false;
-        k_changed[slot] := true;
-        b_changed[i] := true;
-        merged_key[i] := k_key[slot];
+      END IF;
+      IF m_slot[i] IS NOT NULL AND status[i] = 0 THEN
+        slot := m_slot[i];
+        before := k_value[slot];
+        after := @schema@.merged(before, o_end[i] + 1, o_end[i + 1], o_kind, o_operand, o_floor, o_ceiling);
+        b_value[i] := before;
+        IF after IS NULL THEN
+          status[i] := 2;
+        ELSIF after IS DISTINCT FROM before THEN
+          own := coalesce(own, pg_current_xact_id()::text::bigint << 8);
+          IF k_position[slot] IS NOT NULL AND NOT (k_quiet[slot] AND before IS NULL) THEN
+            s_slot := s_slot || slot;
+            s_position := s_position || k_position[slot];
+            s_nonce := s_nonce || k_nonce[slot];
+            s_until := s_until || (own + done);
+            s_value := array_append(s_value, before);
+            s_expires_at := array_append(s_expires_at, k_expires_at[slot]);
+            s_listed := s_listed || k_listed[slot];
+            s_quiet := s_quiet || k_quiet[slot];
+          END IF;
+          IF before IS NULL THEN
+            k_expires_at[slot] := NULL;
+          END IF;
+          k_position[slot] := own + done;
+          k_nonce[slot] := p_nonce[i];
+          k_value[slot] := after;
+          k_quiet[slot] := false;
+          k_changed[slot] := true;
+          b_changed[i] := true;
+          merged_key[i] := k_key[slot];
+        END IF;
       END IF;
     END IF;
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from interlock.backends.postgresql.groups import Job
     from interlock.backends.postgresql.reads import Look, Shown
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 OLDEST_SERVER: Final = 130000
 DURABILITIES: Final = ("fsync", "none")
 LOCKINGS: Final = ("advisory", "serializable")
