@@ -38,7 +38,7 @@ MODULES: Final = {
     "backends/redis": "requests scripts failures home",
     "layers": "leases locks tenures keeper holdings contests gathering",
     "layers/effects": "journal executing keeping",
-    "saga": "journal recording recorded recovery compensation fences receipts transacting",
+    "saga": "journal recording recorded recovery compensation presence pages writing lags receipts transacting",
 }
 """Directory below the package -> the modules that commit, recover or fence."""
 

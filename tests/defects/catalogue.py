@@ -440,7 +440,7 @@ ACTS = (
 )
 
 SAGAS = ("tests/saga/test_saga_trials.py", "tests/saga/test_saga_model.py", "tests/cases/test_saga.py")
-DURABLE = ("tests/saga/test_saga_durable.py", "tests/saga/test_saga_kills.py")
+DURABLE = ("tests/saga/test_saga_durable.py", "tests/saga/test_saga_journal.py", "tests/saga/test_saga_kills.py")
 
 UNDOING = (
     Defect(
@@ -506,16 +506,28 @@ UNDOING = (
         "interlock.saga.recording",
         (
             (
-                '        await self.journal.write_step(place, {**facts, "status": "begun", "order": record.position})\n        return False',
-                '        self.journal.steps[place] = {**facts, "status": "begun", "order": record.position}\n        return False',
+                '            await self.journal.begin(place, {**facts, "status": "begun", "order": record.position})\n        return False',
+                '            self.journal.note(place, {**facts, "status": "begun", "order": record.position})\n        return False',
             ),
         ),
         DURABLE,
     ),
     Defect(
-        "the journal does not expect the lease",
-        "interlock.saga.journal",
-        (("        expected = {**expected, **self.fence.expectations()}\n", ""),),
+        "the journal does not expect the saga's own record",
+        "interlock.saga.writing",
+        (("        expected[self.head_key] = self._head_version\n", ""),),
+        DURABLE,
+    ),
+    Defect(
+        "a living coordinator is taken over",
+        "interlock.saga.presence",
+        (("    if left > 0:\n        raise unavailable", "    if left < 0:\n        raise unavailable"),),
+        DURABLE,
+    ),
+    Defect(
+        "a step's result is never written before the next step",
+        "interlock.saga.lags",
+        (("                elif lag == seen:\n", "                elif lag == -1:\n"),),
         DURABLE,
     ),
     Defect(

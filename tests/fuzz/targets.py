@@ -47,7 +47,7 @@ from interlock.model import (
     Write,
 )
 from interlock.opening import backend_for
-from interlock.saga.journal import LETTERS, SAGAS, STEPS
+from interlock.saga.journal import LETTERS, PAGES, SAGAS
 from interlock.stepping import step
 from interlock.testing.histories.records import load
 
@@ -270,8 +270,8 @@ lines = st.one_of(
     ).map(lambda rows: "\n".join(map(json.dumps, rows))),
 )  # fmt: skip
 
-layers = st.sampled_from((SAGAS, STEPS, LETTERS, TENURES, PULSES, OUTBOX, WAITS))
-framed = st.tuples(st.sampled_from(("saga", "sagastep", "effect", "lease", "tenure")), st.integers(0, 2), values).map(
+layers = st.sampled_from((SAGAS, PAGES, LETTERS, TENURES, PULSES, OUTBOX, WAITS))
+framed = st.tuples(st.sampled_from(("saga", "sagapage", "effect", "lease", "tenure")), st.integers(0, 2), values).map(
     codec.freeze
 )
 system_bytes = st.one_of(st.binary(max_size=40), framed, st.integers(0, 99).map(

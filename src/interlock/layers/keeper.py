@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from interlock.core.engine import Engine
 from interlock.errors import (
@@ -26,7 +26,6 @@ from interlock.errors import (
 )
 from interlock.layers.errors import LeaseLostError
 from interlock.layers.ledger import Ledger
-from interlock.layers.tenures import Tenure
 from interlock.ports import Job, Waiter
 
 Release = Callable[[Ledger], Coroutine[Any, Any, None]]
@@ -38,13 +37,36 @@ _RETRIES: Final = 10
 log = logging.getLogger("interlock")
 
 
+class Renewed(Protocol):
+    """What is kept: a tenure, or the presence of a coordinator of sagas."""
+
+    owner: str
+    name: str
+    ttl_seconds: float
+    confirmed: float
+    """When the last renewal that succeeded was begun."""
+
+    @property
+    def loss(self) -> Exception | None:
+        """Why there is nothing to renew any more."""
+
+    async def renew(self, ledger: Ledger) -> None:
+        """Put its pulse anew."""
+
+    def is_unsure(self, now: float) -> bool:
+        """Whether others may believe it to be dead."""
+
+    def lose(self, error: LeaseLostError) -> None:
+        """It is lost."""
+
+
 class Keeper:
     """See the module. Its lists are guarded by one mutex, never held across an await."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._mutex = threading.Lock()
-        self._tenures: dict[str, Tenure] = {}
+        self._tenures: dict[str, Renewed] = {}
         self._due: dict[str, float] = {}
         self._releases: list[tuple[Release, int]] = []
         self._job: Job | None = None
@@ -52,7 +74,7 @@ class Keeper:
         self._wakes = 0.0
         self._closed = False
 
-    def add(self, tenure: Tenure) -> None:
+    def add(self, tenure: Renewed) -> None:
         """Renew a tenure from now on."""
         due = tenure.confirmed + tenure.ttl_seconds / RENEWALS
         with self._mutex:
@@ -60,7 +82,7 @@ class Keeper:
             self._due[tenure.owner] = due
         self._stir(due)
 
-    def remove(self, tenure: Tenure) -> None:
+    def remove(self, tenure: Renewed) -> None:
         """Renew it no more."""
         with self._mutex:
             self._tenures.pop(tenure.owner, None)

@@ -15,11 +15,11 @@ from interlock.errors import Conflict, UsageError
 from interlock.saga.compensation import finish, is_over
 from interlock.saga.deferred import Deferred
 from interlock.saga.frames import Frame, open_frame
-from interlock.saga.journal import plainly
 from interlock.saga.records import Kind, Undo, declare
 from interlock.saga.scope import Scope, Step, Verify, check_options, declare_all, deferred_record, savepoint_frame
 from interlock.saga.transacting import Transacting
 from interlock.saga.worlds import Blocking
+from interlock.saga.writing import plainly
 from interlock.stepping import AgentSession, AsyncFunctionInSyncCode, step
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """`Store.saga`: a saga whose journal lies in the store, so that another process can end what this one began.
 
-Entering takes the saga's lease, which renews itself while the body runs, and then looks at the journal:
+Entering looks at the journal, and where a run has not ended takes it over (`interlock.saga.presence`):
 
 - nothing there, or the last run was undone: a new run begins;
 - committed: the body is replayed, every step returns what it returned, nothing is called;
@@ -22,7 +22,6 @@ from interlock.saga import blocking, scope
 from interlock.saga import journal as records
 from interlock.saga.blocking import SagaScope
 from interlock.saga.errors import SagaClosedError
-from interlock.saga.fences import LeaseFence
 from interlock.saga.frames import Course, Frame, Invariant, open_frame
 from interlock.saga.journal import Journal
 from interlock.saga.receipts import engines_of
@@ -69,8 +68,7 @@ class DurableSaga(Generic[S]):
         self._on_crash = on_crash
         self._shield_seconds = float(shield_seconds)
         self._stores = stores
-        self._fence = LeaseFence(engine, f"saga {name}/{saga_id}", check_name("agent", chosen), lease_seconds)
-        self._journal = Journal(engine, name, saga_id, chosen, self._fence)
+        self._journal = Journal(engine, name, saga_id, check_name("agent", chosen), lease_seconds)
         self._unused = [True]
         self._frame: Frame | None = None
 
@@ -81,26 +79,29 @@ class DurableSaga(Generic[S]):
             raise UsageError("a saga is entered once; ask the store for it again") from None
         if open_frame() is not None:
             raise UsageError("a durable saga cannot be nested in another saga: its end would depend on the other's")
-        await self._fence.acquire()
+        known = await self._journal.enter()
         try:
-            recorder = await self._look(world)
+            recorder = await self._look(world, known)
             course = Course(self._shield_seconds, self._journal.saga_id, recorder)
             prepare_keys(course, self._journal)
             self._frame = Frame(world, course, None, self._state, self._invariants, self._hook)
             self._frame.enter_context()
         except BaseException:
-            await self._fence.release()
+            await self._journal.leave()
             raise
         return self._frame
 
-    async def _look(self, world: World) -> Recorder:
+    async def _look(self, world: World, known: bool) -> Recorder:
         """What the journal says, settled: see the module."""
         journal = self._journal
         facts = {"on_crash": self._on_crash}
-        if not await journal.load():
+        status = journal.head["status"] if known else records.UNDONE
+        if status == records.UNDONE:
             journal.open_run(facts)
             return Recorder(journal)
-        status = journal.head["status"]
+        if status != records.COMMITTED:
+            await journal.claim()
+        await journal.load()
         if status == records.RUNNING and self._on_crash == "resume":
             return Recorder(journal)
         if status not in records.ENDED:
@@ -118,7 +119,7 @@ class DurableSaga(Generic[S]):
         return Recorder(journal)
 
     async def _close(self) -> None:
-        await self._fence.release()
+        await self._journal.leave()
 
     async def __aenter__(self) -> AsyncSagaScope[S]:
         if not self._engine.runtime.suspends:

@@ -1,8 +1,9 @@
 """The journal of a durable saga: ordinary records in the system space of any backend.
 
-One record for the saga (``saga``: name, id), one for each step (``sagastep``: name, id, run, place), one for each dead
-letter. A *run* is one pass of the program through the saga; an id that was undone and is entered again gets the next
-run, and so other idempotency keys. What is written when, and why that is enough:
+One record for the saga (``saga``: name, id), some for its steps (``sagapage``: name, id, run, page; see
+`interlock.saga.pages`), one for each dead letter. A *run* is one pass of the program through the saga; an id that was
+undone and is entered again gets the next run, and so other idempotency keys. What is written when, and why that is
+enough:
 
 - **begun**, before a step's function is called, with everything that its undo will need. So an effect without a record
   is impossible; a step that is only begun when its coordinator dies may or may not have happened: it is UNKNOWN.
@@ -13,41 +14,45 @@ run, and so other idempotency keys. What is written when, and why that is enough
   **committed**, **undone** or **incomplete**. Once it says *undoing* nothing goes forward any more, once it says
   *decided* nothing goes back.
 
-Every write is one conditional commit that expects the record's version as this coordinator last wrote it *and* the
-saga's lease as it was granted. So of two coordinators only the holder can write; the other one learns it at its next
-write, which comes before its next act, and stops: `SagaClosedError`, and it undoes nothing, because whoever holds the
-lease does.
+Every write is one conditional commit that expects each record's version as this coordinator last wrote it, *and* that
+of the saga's own record, which whoever takes the saga over overwrites first (`interlock.saga.presence`). So of two
+coordinators only one can write; the other one learns it at its next write, which comes before its next act, and stops:
+`SagaClosedError`, and it undoes nothing, because the other one does. Two that begin one saga at the same moment both
+find nothing; the one whose first step comes later learns it there.
 
-What must be on the disk before anything else happens is what an act hangs on: *begun*, and where the saga stands.
-*Done*, *failed*, *undoing* and *undone* are committed without waiting for the disk. They survive the death of any
-process, and the next durable write brings them there with it, since engines keep their commits in order, and expects
-them, in case the engine itself has lost some. A power cut before that leaves a step *begun*, and so UNKNOWN, or an
-undo to be run again: both as after a crash one moment earlier.
+What must be on the disk before anything else happens is what an act hangs on: *begun*, and where the saga stands. These
+commits are synced. *Undoing* is committed without waiting for the disk. *Done*, *failed* and *undone* have no commit of
+their own: the next one of the saga carries them, and if none comes soon they are written all the same
+(`interlock.saga.lags`). A coordinator that dies before that leaves a step *begun*, and so UNKNOWN, or an undo to be
+run again: both as if it had died one moment earlier. A durable commit expects what is not on the disk yet, in case the
+engine has lost some.
 
 In an asynchronous saga a plain function may be a step, too (a tool that is called like any other). It cannot await the
-journal, so what it writes goes over the backend's blocking leaf, on its own thread (`plainly`).
+journal, so what it writes goes over the backend's blocking leaf, on its own thread (`plainly`). Nor can it wait for a
+commit of another task's: it takes another page.
 
 A saga that has ended is kept for ``idempotency_ttl_seconds``, to be replayed; then its records expire.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
-from contextvars import ContextVar
-from typing import Any, Final, Protocol, TypeVar
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
 
-from interlock import stepping
 from interlock.core.engine import Engine
-from interlock.errors import UsageError
-from interlock.layers.ledger import Ledger, Record
-from interlock.model import ABSENT, CommitRefused, Delete, Expectation, Key, Put, Token, Version, Write
+from interlock.errors import InterlockError
+from interlock.layers.ledger import Record
+from interlock.model import ABSENT, Delete, Expectation, Key, Version, Write
 from interlock.saga import kinds
 from interlock.saga.errors import SagaClosedError
-
-T = TypeVar("T")
+from interlock.saga.lags import lags_of
+from interlock.saga.pages import Page, Place, encoded
+from interlock.saga.presence import claim_of, coordinators_of, unavailable
+from interlock.saga.writing import Records
 
 SAGAS: Final = kinds.SAGAS
-STEPS: Final = kinds.STEPS
+PAGES: Final = kinds.PAGES
 LETTERS: Final = kinds.LETTERS
 
 RUNNING, UNDOING, DECIDED, COMMITTED, UNDONE, INCOMPLETE = (
@@ -55,171 +60,177 @@ RUNNING, UNDOING, DECIDED, COMMITTED, UNDONE, INCOMPLETE = (
 )  # fmt: skip
 ENDED: Final = (COMMITTED, UNDONE)
 """Nothing is left to do."""
+_LEFT: Final = (COMMITTED, UNDONE, INCOMPLETE)
+"""Nobody coordinates it any more."""
 
-EXPIRING_STEPS: Final = 500
-"""Up to so many steps of a saga that has ended expire with it, so that its last commit does not grow without bounds."""
-
-Place = int | str
-
-_plain: ContextVar[bool] = ContextVar("interlock_saga_plain", default=False)
+log = logging.getLogger("interlock")
 
 
-def plainly(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a step of a plain function to its end; its journal is written without awaiting."""
-    token = _plain.set(True)
-    try:
-        return stepping.step(coroutine)
-    finally:
-        _plain.reset(token)
-
-
-class Fence(Protocol):
-    """What keeps other coordinators out: a lease."""
-
-    async def acquire(self) -> None:
-        """Take it. Raises `LeaseUnavailableError` while another one holds it."""
-
-    def expectations(self) -> dict[Key, Expectation]:
-        """What a commit expects that only the holder may make."""
-
-    async def release(self) -> None:
-        """Give it back."""
-
-
-class Journal:
+class Journal(Records):
     """The records of one run of one saga, as its coordinator writes them."""
 
-    def __init__(self, engine: Engine, name: str, saga_id: str, agent: str, fence: Fence) -> None:
-        self.engine = engine
-        self._ledger = Ledger(engine)
-        self._leaf: Ledger | None = None
-        self.name = name
-        self.saga_id = saga_id
-        self.agent = agent
-        self.fence = fence
-        self.lost = False
-        self.head_key = SAGAS.key(name, saga_id)
-        self.head: dict[str, Any] = {}
-        self.steps: dict[Place, dict[str, Any]] = {}
+    def __init__(self, engine: Engine, name: str, saga_id: str, agent: str, lease_seconds: float) -> None:
+        super().__init__(engine, name, saga_id, agent)
+        self.lease_seconds = lease_seconds
+        self.watched = False
+        """See `interlock.saga.lags.Watched`."""
         self.next_run = 1
         self._at = 0.0
         """The engine's time when the journal was read."""
-        self._unwritten = False
-        """Whether this run has begun without a record so far."""
-        self._prefix = b""
-        self._keys: dict[Place, Key] = {}
-        self._puts: dict[Place, Put] = {}
-        """The steps as they were last encoded."""
-        self._versions: dict[Key, Expectation] = {}
-        self._unsynced: set[Key] = set()
-        self._token: Token | None = None
-
-    @property
-    def run(self) -> int:
-        """Which pass through the saga this is, from 1."""
-        number: int = self.head.get("run", 1)
-        return number
-
-    @property
-    def title(self) -> str:
-        """The saga in reports: ``name/id``."""
-        return f"{self.name}/{self.saga_id}"
-
-    def step_key(self, place: Place) -> Key:
-        """Where a step of this run lies."""
-        key = self._keys.get(place)
-        if key is None:
-            prefix = self._prefix or STEPS.key(self.name, self.saga_id, self.run)
-            self._prefix = prefix
-            key = self._keys[place] = STEPS.extended(prefix, place)
-        return key
+        self._left_seconds: float | None = None
+        """When the saga's own record was to expire, from then on."""
+        self._own: set[Place] = set()
+        """Steps that this coordinator has begun itself, so that nobody has left a letter for them."""
+        self._aside: dict[Place, Page] = {}
+        """Pages of steps that the commit of a session carries."""
+        self._letters: dict[Key, Expectation] = {}
 
     def letter_id(self, place: Place) -> str:
         """The name of a step's dead letter."""
         return f"{self.title}/{self.run}/{place}"
 
-    @property
-    def ledger(self) -> Ledger:
-        """Where the records lie, for whoever awaits or for a plain function."""
-        if not (_plain.get() and self.engine.runtime.suspends):
-            return self._ledger
-        if self._leaf is None:
-            backend = self.engine.backend.blocking()
-            if backend.suspends:
-                raise UsageError(
-                    "a plain function cannot be a step of an asynchronous durable saga over this backend, which cannot "
-                    "block: make the function async, or use `await saga.step(...)`"
-                )
-            self._leaf = Ledger(self.engine, backend=backend, runtime=self.engine.runtime.blocking())
-        return self._leaf
+    # -- whose it is ---------------------------------------------------------------------------------------------------
+    async def enter(self) -> bool:
+        """Begin to coordinate the saga here, and read its record; whether there is one. To be ended by `leave`.
 
-    # -- reading -------------------------------------------------------------------------------------------------------
-    async def load(self) -> bool:
-        """Read the saga and the steps of its last run; whether there is one."""
+        Raises `LeaseUnavailableError` if that is being done in this very store object."""
+        presence = await coordinators_of(self.engine).enter(self.head_key, self.title, self.agent, self.lease_seconds)
+        self._presence = presence
+        try:
+            return await self._look()
+        except BaseException:
+            await self.leave()
+            raise
+
+    async def _look(self) -> bool:
         found = await self.ledger.read(SAGAS, [self.head_key])
         head = found.records[0]
         self._token, self._at = found.token, found.at or 0.0
-        self._versions[self.head_key] = ABSENT if head.version is None else head.version
+        self._head_version = ABSENT if head.version is None else head.version
         if head.value is None:
             return False
         self.next_run = head.value["run"] + 1
         if head.expired:
             return False
         self.head = dict(head.value)
+        expires_at = None if head.entry is None else head.entry.expires_at
+        self._left_seconds = None if expires_at is None else max(1.0, expires_at - self._at)
+        return True
+
+    async def claim(self) -> None:
+        """Take over the run that there is. Raises `LeaseUnavailableError` while its coordinator lives."""
+        presence = self._presence
+        assert presence is not None
+        writes, expected = await claim_of(self.engine, self.ledger, self.title, self.head, presence.owner)
+        head = {**self.head, "owner": presence.owner, "lease": presence.ttl_seconds}
+        try:
+            await self._write(head=head, others=writes, expected=expected, kept=self._left_seconds)
+        except SagaClosedError:
+            self.lost = False
+            raise unavailable(self.title, self.head["agent"]) from None
+
+    async def leave(self) -> None:
+        """Coordinate it no longer; whoever has lost it has nothing to give back. To be called once."""
+        presence, self._presence = self._presence, None
+        if presence is None:
+            return
+        try:
+            if self.head.get("owner") == presence.owner and not self._unwritten:
+                await self._write(head={**self.head, "owner": None}, kept=self._left_seconds, durable=False)
+        except SagaClosedError:
+            pass
+        except InterlockError as failure:  # the owner's pulse ends by itself; the saga is what it is
+            log.warning("saga %s could not be given back: %s", self.title, failure)
+        finally:
+            coordinators_of(self.engine).leave(self.head_key, presence)
+
+    async def load(self) -> None:
+        """Read the steps of the last run. They are final only for who has claimed it, or if it has committed."""
         self._forget_steps()
         after: tuple[Any, ...] | None = None
         while True:
-            page = await self.ledger.scan(STEPS, (self.name, self.saga_id, self.run), after=after)
-            for record in page.records:
+            found = await self.ledger.scan(PAGES, (self.name, self.saga_id, self.run), after=after)
+            for record in found.records:
                 self._learn(record)
-            if not page.more:
-                return True
-            after = STEPS.parts(page.records[-1].key)
+            if not found.more:
+                return
+            after = PAGES.parts(found.records[-1].key)
 
     def _forget_steps(self) -> None:
-        """Another run: its steps have other keys."""
+        """Another run: its steps lie elsewhere."""
         self.steps.clear()
-        self._prefix = b""
-        self._keys.clear()
-        self._puts.clear()
+        self._pages.clear()
+        self._page_of.clear()
+        self._own.clear()
+        self._aside.clear()
 
     def _learn(self, record: Record) -> None:
-        if record.value is not None and record.version is not None:
-            place = STEPS.parts(record.key)[-1]
-            self.steps[place] = dict(record.value)
-            self._versions[record.key] = record.version
+        if record.value is None or record.version is None:
+            return
+        number = PAGES.parts(record.key)[-1]
+        assert type(number) is int
+        page = next((each for each in self._pages if each.number == number), None)
+        if page is None:
+            page = Page(number, record.key)
+            self._pages.append(page)
+        for place, (raw, step) in record.value.items():
+            page.set(place, raw)
+            self.steps[place], self._page_of[place] = step, page
+        page.dirty, page.version = False, record.version
 
-    async def learn_step(self, place: Place) -> None:
-        """Read a step's record again, after a commit that carried it and whose end nobody saw."""
-        self._puts.pop(place, None)
-        self._learn((await self.ledger.read(STEPS, [self.step_key(place)])).records[0])
-
-    # -- writing -------------------------------------------------------------------------------------------------------
+    # -- steps ---------------------------------------------------------------------------------------------------------
     def open_run(self, facts: Mapping[str, Any]) -> None:
         """Begin the next run. Its steps have keys of their own.
 
         Nothing is written yet: until the first step begins there is nothing to undo, and the commit that begins it
         brings the saga's own record with it."""
-        number = self.next_run
+        presence = self._presence
+        assert presence is not None
         self._forget_steps()
-        self.head = {**facts, "status": RUNNING, "run": number, "agent": self.agent, "at": self._at}
+        self._left_seconds = None
+        self.head = {
+            **facts, "status": RUNNING, "run": self.next_run, "agent": self.agent, "at": self._at,
+            "owner": presence.owner, "lease": presence.ttl_seconds,
+        }  # fmt: skip
         self._unwritten = True
 
-    async def write_head(self) -> None:
-        """Write the saga's own record, if this run has none."""
-        if self._unwritten:
-            await self._write({})
+    async def ready(self) -> None:
+        """Before a commit that carries a record of this saga: write its own record, if this run has none, and what
+        would be carried by the next commit."""
+        if self._unwritten or self._lag:
+            await self._write(durable=self._unwritten)
 
-    async def set_status(self, status: str, extra: Mapping[Key, Write] | None = None) -> None:
-        """Move the saga on, with other records in the same commit."""
-        head = {**self.head, "status": status}
-        kept = self.engine.idempotency_ttl_seconds if status in ENDED else None
-        writes: dict[Key, Write] = {self.head_key: SAGAS.put(head, ttl_seconds=kept), **(extra or {})}
-        if kept is not None and len(self.steps) <= EXPIRING_STEPS:
-            for place in self.steps:
-                writes[self.step_key(place)] = Put(self._put(place).value, kept)
-        await self._write(writes)
-        self.head = head
+    async def begin(self, place: Place, facts: Mapping[str, Any]) -> None:
+        """Write a step's intent, and the results of the steps before it."""
+        if place not in self.steps:
+            self._own.add(place)
+        await self._write_step(place, facts)
+
+    def note(self, place: Place, changes: Mapping[str, Any]) -> None:
+        """Keep something about a step for the next commit. Raises `ValueRefusedError`, `LimitExceededError`."""
+        step = {**self.steps.get(place, {}), **changes}
+        raw = encoded(place, step)
+        with self._mutex:
+            self._put(place, step, raw)
+            self._note_lag()
+        if not self.watched:
+            lags_of(self.engine).watch(self)
+
+    def lag(self) -> int:
+        """See `interlock.saga.lags.Watched`."""
+        return 0 if self.lost else self._lag
+
+    async def flush(self) -> None:
+        """See `interlock.saga.lags.Watched`."""
+        if self._lag and not self._unwritten and not self.lost:
+            await self._write(durable=False)
+
+    def put_steps(self, steps: Mapping[Place, dict[str, Any]]) -> None:
+        """Steps that the next commit brings, which comes at once. Raises as `note` does."""
+        forms = {place: encoded(place, step) for place, step in steps.items()}
+        with self._mutex:
+            for place, step in steps.items():
+                self._put(place, step, forms[place])
 
     async def write_step(
         self,
@@ -230,109 +241,115 @@ class Journal:
         durable: bool = True,
     ) -> None:
         """Write a step's record anew, and its dead letter with it."""
-        value = {**self.steps.get(place, {}), **changes}
-        put = _encoded(value)
-        writes: dict[Key, Write] = {self.step_key(place): put}
-        if letter is not None:
-            key = LETTERS.key(self.letter_id(place))
-            self._versions.setdefault(key, ABSENT)
-            writes[key] = LETTERS.put({
-                "name": self.name, "id": self.saga_id, "run": self.run, "place": place, **letter,
-            })  # fmt: skip
-        await self._write(writes, durable=durable)
-        self.steps[place], self._puts[place] = value, put
+        await self._write_step(place, changes, letter, durable=durable)
 
-    def _put(self, place: Place) -> Put:
-        """The write of a step as it is known here."""
-        put = self._puts.get(place)
-        return _encoded(self.steps[place]) if put is None else put
+    async def _write_step(
+        self,
+        place: Place,
+        changes: Mapping[str, Any],
+        letter: Mapping[str, Any] | None = None,
+        *,
+        durable: bool = True,
+        drops: bool = False,
+    ) -> None:
+        before = self.steps.get(place)
+        step = {**(before or {}), **changes}
+        raw = encoded(place, step)
+        with self._mutex:
+            page = self._put(place, step, raw)
+        key = LETTERS.key(self.letter_id(place)) if letter is not None or drops else b""
+        writes: dict[Key, Write] = {}
+        if letter is not None:
+            writes[key] = LETTERS.put({
+                "name": self.name, "id": self.saga_id, "run": self.run, "place": place, "page": page.number, **letter,
+            })  # fmt: skip
+        elif drops:
+            writes[key] = Delete()
+        try:
+            done = await self._write(
+                page=page, others=writes, expected={key: self._letters.get(key, ABSENT)} if key else {}, durable=durable
+            )
+        except BaseException:
+            self._withdraw(place, before)
+            raise
+        if key:
+            self._letters[key] = ABSENT if drops or done is None else done
+
+    def _withdraw(self, place: Place, before: dict[str, Any] | None) -> None:
+        """What was to be written of a step is not in the store, or in doubt."""
+        with self._mutex:
+            page = self._page_of[place]
+            if before is not None:
+                page.set(place, encoded(place, before))
+                self.steps[place] = before
+            else:
+                page.remove(place)
+                del self.steps[place], self._page_of[place]
+                self._own.discard(place)
 
     async def drop_letter(self, place: Place, changes: Mapping[str, Any]) -> None:
-        """Write a step's record anew and take its dead letter away."""
-        value = {**self.steps.get(place, {}), **changes}
-        key = LETTERS.key(self.letter_id(place))
-        await self._know(key)
-        put = _encoded(value)
-        writes: dict[Key, Write] = {self.step_key(place): put}
-        stood = self._versions[key] is not ABSENT
-        if stood:
-            writes[key] = Delete()
-        await self._write(writes, durable=stood)
-        self.steps[place], self._puts[place] = value, put
-
-    async def _know(self, key: Key) -> None:
-        if key not in self._versions:
-            found = await self.ledger.read(LETTERS, [key])
-            version = found.records[0].version
-            self._versions[key] = ABSENT if version is None else version
+        """Write a step's record anew and take its dead letter away; where there is none, with the next commit."""
+        await self.know_letter(place)
+        if self._letters[LETTERS.key(self.letter_id(place))] is ABSENT:
+            self.note(place, changes)
+        else:
+            await self._write_step(place, changes, drops=True)
 
     async def know_letter(self, place: Place) -> None:
         """Learn whether a step has a dead letter already, before one is written."""
-        await self._know(LETTERS.key(self.letter_id(place)))
+        key = LETTERS.key(self.letter_id(place))
+        if key in self._letters:
+            return
+        version = None
+        if place not in self._own:
+            version = (await self.ledger.read(LETTERS, [key])).records[0].version
+        self._letters[key] = ABSENT if version is None else version
 
-    async def _write(self, writes: Mapping[Key, Write], *, durable: bool = True) -> None:
-        if self._unwritten:
-            durable = True
-            writes = {self.head_key: SAGAS.put(self.head), **writes}
-        expected = {key: self._versions.get(key, ABSENT) for key in writes}
-        if durable:
-            expected = {**self._volatile(), **expected}
-        try:
-            done = await self._commit(writes, expected, durable)
-        except CommitRefused as refused:
-            self.lost = True
-            raise SagaClosedError(
-                f"saga {self.title} was taken over by another process, which goes on with it or undoes it; nothing "
-                "more is done here"
-            ) from refused
-        self._token = done.token
-        self._unwritten = False
-        for key, write in writes.items():
-            if type(write) is Delete:
-                self._versions[key] = ABSENT
-            elif done.version is not None:
-                self._versions[key] = done.version
-        if durable:
-            self._unsynced.clear()
-        else:
-            self._unsynced.update(writes)
-
-    def _volatile(self) -> dict[Key, Expectation]:
-        """What the next durable commit expects, so that nothing durable stands on a record that the engine has lost."""
-        return {key: self._versions[key] for key in self._unsynced}
-
-    async def _commit(self, writes: Mapping[Key, Write], expected: dict[Key, Expectation], durable: bool) -> Any:
-        expected = {**expected, **self.fence.expectations()}
-        return await self.ledger.gathered(writes, expected, agent=self.agent, durable=durable, snapshot=self._token)
+    async def set_status(self, status: str) -> None:
+        """Move the saga on, with what has been put or noted meanwhile."""
+        head = {**self.head, "status": status}
+        if status in _LEFT:
+            head["owner"] = None
+        kept = self.engine.idempotency_ttl_seconds if status in ENDED else None
+        await self._write(head=head, kept=kept, whole=kept is not None)
 
     # -- as a part of somebody else's commit ---------------------------------------------------------------------------
     def carried(self, place: Place, changes: Mapping[str, Any]) -> tuple[dict[Key, Write], dict[Key, Expectation]]:
-        """A step's record for the commit of a session of the same store, and what that commit has to expect."""
-        assert not self._unwritten, "the saga's own record comes first: write_head"
-        key = self.step_key(place)
-        value = {**self.steps.get(place, {}), **changes}
-        expected = {**self._volatile(), key: self._versions.get(key, ABSENT), **self.fence.expectations()}
-        return {key: STEPS.put(value)}, expected
+        """A step's record for the commit of a session of the same store, and what that commit has to expect. It has a
+        page of its own, so no other commit is in the way."""
+        assert not self._unwritten, "the saga's own record comes first: ready"
+        raw = encoded(place, {**self.steps.get(place, {}), **changes})
+        with self._mutex:
+            page = self._page_of.get(place) or self._aside.get(place)
+            if page is None:
+                page = self._aside[place] = self._new_page(own=True)
+            expected = self._volatile()
+            expected[page.key], expected[self.head_key] = page.version, self._head_version
+            return {page.key: kinds.PAGES.put_plain(list({**page.steps, place: raw}.values()))}, expected
 
     async def carried_letter(self, place: Place) -> tuple[dict[Key, Write], dict[Key, Expectation]]:
         """The end of a step's dead letter, for such a commit."""
         await self.know_letter(place)
         letter = LETTERS.key(self.letter_id(place))
-        stands = self._versions[letter]
+        stands = self._letters[letter]
         return {} if stands is ABSENT else {letter: Delete()}, {letter: stands}
 
     def dropped_letter(self, place: Place) -> None:
         """That commit has happened."""
-        self._versions[LETTERS.key(self.letter_id(place))] = ABSENT
+        self._letters[LETTERS.key(self.letter_id(place))] = ABSENT
 
     def carried_done(self, place: Place, changes: Mapping[str, Any], version: Version) -> None:
         """That commit has happened."""
-        self.steps[place] = {**self.steps.get(place, {}), **changes}
-        self._puts.pop(place, None)
-        self._versions[self.step_key(place)] = version
+        step = {**self.steps.get(place, {}), **changes}
+        raw = encoded(place, step)
+        with self._mutex:
+            page = self._page_of.get(place) or self._aside.pop(place)
+            dirty = page.dirty
+            page.set(place, raw)
+            page.dirty, page.version, page.unsynced = dirty, version, False
+            self.steps[place], self._page_of[place] = step, page
 
-
-def _encoded(step: dict[str, Any]) -> Put:
-    """The write of a step. What `interlock.saga.recorded` and `interlock.saga.recording` put into one is plain; a
-    transaction's inverse need not be."""
-    return STEPS.put(step) if "inverse" in step else STEPS.put_plain(step)
+    async def learn_step(self, place: Place) -> None:
+        """Read a step's record again, after a commit that carried it and whose end nobody saw."""
+        page = self._page_of.get(place) or self._aside[place]
+        self._learn((await self.ledger.read(PAGES, [page.key])).records[0])

@@ -9,50 +9,84 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from interlock.errors import BackendCorruptError
+from interlock import codec
+from interlock.errors import BackendCorruptError, ValueRefusedError
 from interlock.layers.ledger import Kind
 from interlock.model import Entry
+
+Fields = Mapping[str, tuple[type, ...]]
+"""Field -> the types that its value may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalKind(Kind):
-    """Records that are dicts. ``required`` and ``optional``: field -> the types that its value may have; so that
-    nobody who reads a record trips over a damaged one later on."""
+    """Records that are dicts. ``required`` and ``optional``: so that nobody who reads a record trips over a damaged one
+    later on."""
 
-    required: Mapping[str, tuple[type, ...]] = field(default_factory=dict, compare=False)
-    optional: Mapping[str, tuple[type, ...]] = field(default_factory=dict, compare=False)
+    required: Fields = field(default_factory=dict, compare=False)
+    optional: Fields = field(default_factory=dict, compare=False)
 
     def load(self, entry: Entry | None) -> Any:
         """See `Kind.load`."""
         value = Kind.load(self, entry)
-        if value is None:
-            return None
-        if type(value) is not dict:
-            raise BackendCorruptError(f"a record of kind {self.name!r} holds {type(value).__name__} instead of fields")
-        for name, types in self.required.items():
-            if type(value.get(name)) not in types:
-                raise BackendCorruptError(f"a record of kind {self.name!r} has no good {name!r}")
-        for name, types in self.optional.items():
-            if value.get(name) is not None and type(value[name]) not in types:
-                raise BackendCorruptError(f"a record of kind {self.name!r} has no good {name!r}")
+        if value is not None:
+            check_fields(value, self.name, self.required, self.optional)
         return value
 
 
+@dataclass(frozen=True, slots=True)
+class PageKind(Kind):
+    """Records that are lists of steps, each in a stored form of its own: (place, fields)."""
+
+    def load(self, entry: Entry | None) -> dict[int | str, tuple[bytes, dict[str, Any]]] | None:
+        """Place -> the step's stored form and its fields. Raises as `Kind.load` does."""
+        value = Kind.load(self, entry)
+        if value is None:
+            return None
+        if type(value) is not list:
+            raise BackendCorruptError(f"a record of kind {self.name!r} holds {type(value).__name__} instead of steps")
+        found: dict[int | str, tuple[bytes, dict[str, Any]]] = {}
+        for raw in value:
+            try:
+                place, step = codec.thaw(raw)
+            except (ValueError, TypeError, LookupError, BackendCorruptError, ValueRefusedError) as error:
+                raise BackendCorruptError(
+                    f"a step in a record of kind {self.name!r} cannot be read: {error}"
+                ) from error
+            if type(place) not in (int, str):
+                raise BackendCorruptError(f"a step in a record of kind {self.name!r} has no good place")
+            check_fields(step, self.name, STEP, STEP_OPTIONAL)
+            found[place] = raw, step
+        return found
+
+
+def check_fields(value: Any, name: str, required: Fields, optional: Fields) -> None:
+    """Raises `BackendCorruptError` for what is no dict with these fields."""
+    if type(value) is not dict:
+        raise BackendCorruptError(f"a record of kind {name!r} holds {type(value).__name__} instead of fields")
+    for field_name, types in required.items():
+        if type(value.get(field_name)) not in types:
+            raise BackendCorruptError(f"a record of kind {name!r} has no good {field_name!r}")
+    for field_name, types in optional.items():
+        if value.get(field_name) is not None and type(value[field_name]) not in types:
+            raise BackendCorruptError(f"a record of kind {name!r} has no good {field_name!r}")
+
+
+STEP: Final[Fields] = {"status": (str,), "order": (int,), "label": (str,)}
+STEP_OPTIONAL: Final[Fields] = {
+    "fn": (str,), "key": (str,), "kind": (str,), "undo": (str,), "verify": (str,), "plan": (list, tuple),
+    "kept": (dict,), "positional": (list, tuple), "arguments": (list, tuple), "result": (list, tuple),
+    "retry": (list, tuple, dict),
+}  # fmt: skip
 SAGAS: Final = JournalKind(
     "saga",
+    schema=2,
     required={"status": (str,), "run": (int,), "agent": (str,), "at": (float, int)},
-    optional={"on_crash": (str,)},
+    optional={"on_crash": (str,), "owner": (str,), "lease": (float, int)},
 )
-STEPS: Final = JournalKind(
-    "sagastep",
-    required={"status": (str,), "order": (int,), "label": (str,)},
-    optional={
-        "fn": (str,), "key": (str,), "kind": (str,), "undo": (str,), "verify": (str,), "plan": (list, tuple),
-        "kept": (dict,), "positional": (list, tuple), "arguments": (list, tuple), "result": (list, tuple),
-        "retry": (list, tuple, dict),
-    },
-)  # fmt: skip
+PAGES: Final = PageKind("sagapage")
 LETTERS: Final = JournalKind(
     "sagaletter",
-    required={"name": (str,), "id": (str,), "run": (int,), "place": (int, str), "step": (str,)},
+    schema=2,
+    required={"name": (str,), "id": (str,), "run": (int,), "place": (int, str), "page": (int,), "step": (str,)},
 )

@@ -1,7 +1,7 @@
 """Dead letters: steps of durable sagas that still stand, because their undo failed or nobody knows about them.
 
-A letter lies beside the step's record and is written and removed in the same commits. Whoever deals with it holds the
-saga's lease meanwhile; when the last one is gone the saga has ended."""
+A letter lies beside the step's record and is written and removed in the same commits. Whoever deals with it takes
+the saga over meanwhile; when the last one is gone the saga has ended."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from interlock.errors import NotFoundError, UsageError
 from interlock.layers.ledger import Ledger
 from interlock.saga import journal as records
 from interlock.saga.errors import SagaError
-from interlock.saga.fences import LeaseFence
-from interlock.saga.journal import LETTERS, Journal, Place
+from interlock.saga.journal import LETTERS, Journal
+from interlock.saga.pages import Place
 from interlock.saga.receipts import engines_of
 from interlock.saga.records import FailedUndo
 from interlock.saga.recovery import end_run
@@ -39,8 +39,9 @@ async def list_letters(engine: Engine) -> AsyncIterator[FailedUndo]:
 
 
 async def _shown(engine: Engine, letter: str, value: Mapping[str, Any]) -> FailedUndo:
-    key = records.STEPS.key(value["name"], value["id"], value["run"], value["place"])
-    step = (await Ledger(engine).read(records.STEPS, [key])).records[0].value or {}
+    key = records.PAGES.key(value["name"], value["id"], value["run"], value["page"])
+    page = (await Ledger(engine).read(records.PAGES, [key])).records[0].value or {}
+    _, step = page.get(value["place"], (b"", {}))
     arguments = {name: _plain(stored) for name, stored in step.get("kept", {}).items()}
     result = _plain(step["result"]) if "result" in step else None
     why = SagaError(f"{value['why']}: {value['error']}")
@@ -52,7 +53,7 @@ def _plain(stored: list[Any]) -> Any:
 
 
 class Desk:
-    """One letter, with its saga's lease held."""
+    """One letter, with its saga taken over."""
 
     def __init__(self, engine: Engine, world: World, letter: str, value: Mapping[str, Any], agent: str | None) -> None:
         self.letter = letter
@@ -60,16 +61,23 @@ class Desk:
         self.place: Place = value["place"]
         chosen = agent or engine.agent or "recovery"
         name, saga_id = value["name"], value["id"]
-        self.fence = LeaseFence(engine, f"saga {name}/{saga_id}", chosen, 30)
-        self.journal = Journal(engine, name, saga_id, chosen, self.fence)
+        self.journal = Journal(engine, name, saga_id, chosen, 30)
 
     async def __aenter__(self) -> Desk:
-        await self.fence.acquire()
-        await self.journal.load()
+        journal = self.journal
+        if not await journal.enter():
+            await journal.leave()
+            raise NotFoundError(f"the saga of dead letter {self.letter!r} is gone")
+        try:
+            await journal.claim()
+            await journal.load()
+        except BaseException:
+            await self.world.shielded(journal.leave())
+            raise
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self.world.shielded(self.fence.release())
+        await self.world.shielded(self.journal.leave())
 
     async def settle(self, changes: Mapping[str, Any]) -> None:
         """Write down what a person has decided; the saga ends with its last letter."""

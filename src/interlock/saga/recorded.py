@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from interlock import codec
 from interlock.core.retry import RetryPolicy
 from interlock.errors import UsageError
-from interlock.saga.journal import Place
 from interlock.saga.matching import Plan, name_of, unwrapped
+from interlock.saga.pages import Place
 from interlock.saga.records import State, StepRecord, declared
 from interlock.saga.registry import note_undo, path_of
 from interlock.saga.storing import Stored, hints_of, load_value, store_value, what_of

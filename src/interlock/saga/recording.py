@@ -16,8 +16,9 @@ from interlock.errors import InterlockError, UsageError
 from interlock.layers.effects.answers import NOT_HAPPENED, Happened
 from interlock.saga import journal as records
 from interlock.saga.errors import JournalMismatchError, StepUnknownError
-from interlock.saga.journal import Journal, Place
+from interlock.saga.journal import Journal
 from interlock.saga.matching import name_of, takes_key
+from interlock.saga.pages import Place
 from interlock.saga.receipts import met
 from interlock.saga.recorded import (
     LEFT_ALONE,
@@ -84,9 +85,9 @@ class Recorder:
         elif self.settled:
             raise self._mismatch(frame, place, f"{record.label()} is not among the steps of this saga, which committed")
         if transacting is not None and transacting.carries:
-            await self.journal.write_head()
+            await self.journal.ready()
         else:
-            await self.journal.write_step(place, {**facts, "status": "begun", "order": record.position})
+            await self.journal.begin(place, {**facts, "status": "begun", "order": record.position})
         return False
 
     def _check_same(
@@ -140,18 +141,17 @@ class Recorder:
         if record.transacting is not None:
             unsaid = record.transacting.unsaid()
             if unsaid is not None:
-                await self.journal.write_step(place_of(record), unsaid, durable=False)
+                self.journal.note(place_of(record), unsaid)
             return
         stored = store_value(
             record.result, lambda: result_hint(record.fn, record.undo), f"the result of {name_of(record.fn)}"
         )
-        place = place_of(record)
-        await self.journal.write_step(place, {"status": "done", "result": stored, "order": record.order}, durable=False)
+        self.journal.note(place_of(record), {"status": "done", "result": stored, "order": record.order})
 
     async def failed(self, record: StepRecord) -> None:
         """A step has failed by its own word."""
         if record.called and not self.settled and place_of(record) in self.journal.steps:
-            await self.journal.write_step(place_of(record), {"status": "failed"}, durable=False)
+            self.journal.note(place_of(record), {"status": "failed"})
         elif place_of(record) in self.journal.steps:
             self._late.append(place_of(record))
 
@@ -165,7 +165,7 @@ class Recorder:
         """Everything has succeeded: nothing is undone from here on."""
         if self.settled:
             return
-        extra = {}
+        acts = {}
         for record in deferred:
             value = {
                 "fn": path_of(record.source),
@@ -177,9 +177,9 @@ class Recorder:
                 "order": record.position,
                 "verify": None if record.verify_source is None else path_of(record.verify_source),
             }
-            self.journal.steps[place_of(record)] = value
-            extra[self.journal.step_key(place_of(record))] = records.STEPS.put(value)
-        await self.journal.set_status(records.DECIDED if deferred else records.COMMITTED, extra)
+            acts[place_of(record)] = value
+        self.journal.put_steps(acts)
+        await self.journal.set_status(records.DECIDED if deferred else records.COMMITTED)
 
     async def committed(self) -> None:
         """Every deferred act has run."""
@@ -234,7 +234,7 @@ class Recorder:
         if self.journal.head["status"] == records.RUNNING:
             await self.journal.set_status(records.UNDOING)
         for place in self._late:
-            await self.journal.write_step(place, {"status": "failed"}, durable=False)
+            self.journal.note(place, {"status": "failed"})
         for place in self._unreached:
             record = record_from(place, self.journal.steps[place])
             if self.only is not None and self.only != place:

@@ -1,6 +1,6 @@
 """Ending sagas whose coordinator is gone, from any process that knows the functions.
 
-`recover` takes the lease of each open saga; a living coordinator holds it, so its saga is left alone. Then the run is
+`recover` takes over each open saga whose coordinator shows no sign of life. Then the run is
 ended by the very code that ends one in its own process: backwards from the journal's records, or forwards if it was
 decided. A step of which nobody knows, or an undo that fails or cannot be found, becomes a dead letter and stops
 nothing; every recovery tries it again, until it succeeds or a person has dealt with it.
@@ -21,9 +21,9 @@ from interlock.saga import journal as records
 from interlock.saga.compensation import go_forward, roll_back
 from interlock.saga.deferred import Deferred
 from interlock.saga.errors import SagaAbortedError
-from interlock.saga.fences import LeaseFence
 from interlock.saga.frames import COMMITTED, INCOMPLETE, Course, Frame
-from interlock.saga.journal import SAGAS, Journal, Place
+from interlock.saga.journal import SAGAS, Journal
+from interlock.saga.pages import Place
 from interlock.saga.receipts import engines_of
 from interlock.saga.recorded import place_of, record_from
 from interlock.saga.recording import Recorder
@@ -134,22 +134,25 @@ async def recover(
         if now - head["at"] < older_than_seconds:
             found["live"].append(title)
             continue
-        fence = LeaseFence(engine, f"saga {title}", who, lease_seconds)
-        journal = Journal(engine, saga, saga_id, who, fence)
+        journal = Journal(engine, saga, saga_id, who, lease_seconds)
         try:
-            await fence.acquire()
+            known = await journal.enter()
         except LeaseUnavailableError:
             found["live"].append(title)
             continue
         try:
-            if await journal.load() and journal.head["status"] not in records.ENDED:
+            if known and journal.head["status"] not in records.ENDED:
+                await journal.claim()
+                await journal.load()
                 frame = await end_run(journal, world, None, shield_seconds, modules=modules, undos=undo, stores=engines)
                 _note(found, journal, frame)
                 ended += 1
+        except LeaseUnavailableError:
+            found["live"].append(title)
         except (BackendCorruptError, SchemaMismatchError) as unreadable:  # the other sagas are ended all the same
             found["unknown"].append(f"{title}: {unreadable}")
         finally:
-            await world.shielded(fence.release())
+            await world.shielded(journal.leave())
     return RecoveryReport(**{field: tuple(dict.fromkeys(each)) for field, each in found.items()})
 
 

@@ -16,10 +16,10 @@ from interlock.errors import UsageError
 from interlock.saga import matching
 from interlock.saga.errors import SagaClosedError
 from interlock.saga.frames import UNDOING, Frame, current, open_frame
-from interlock.saga.journal import plainly
 from interlock.saga.records import DECLARED, KINDS, Declared, StepRecord, Undo, declare
 from interlock.saga.registry import register
 from interlock.saga.worlds import AWAITING
+from interlock.saga.writing import plainly
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -32,8 +32,9 @@ from interlock.model import Clash, Expectation, Key
 from interlock.saga.errors import SagaClosedError
 from interlock.saga.frames import Frame
 from interlock.saga.inverses import RECORD, VALUE, Piece, PutBack, apply, capture, restored
-from interlock.saga.journal import Journal, Place
+from interlock.saga.journal import Journal
 from interlock.saga.matching import Plan, name_of
+from interlock.saga.pages import Place
 from interlock.saga.receipts import Receipt, identity_of
 from interlock.saga.recorded import load_result, no_hint, place_of
 from interlock.saga.records import StepRecord, declare
