@@ -188,6 +188,11 @@ def test_what_has_no_meaning_is_refused_with_the_place(text: str, complaints: It
         assert complaint in str(caught.value)
 
 
+def test_a_span_of_time_longer_than_any_is_refused() -> None:
+    with pytest.raises(UsageError, match="is not a timedelta"):
+        parse_value('{"$timedelta": [0, 0, 1099999999999999999999999990]}')
+
+
 def test_nothing_can_take_over_the_terminal() -> None:
     """Escape sequences, also the eight-bit ones, and characters that turn the direction of writing around."""
     hostile = "a\x1b]0;title\x07\x9b31m\u202eb\u2066c\u2028d\x7f"

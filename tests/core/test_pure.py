@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from interlock import ConflictError, RetryPolicy, UsageError, codec, merges
 from interlock.core import isolation as modes
+from interlock.core.moments import moment_of
 from interlock.core.retry import backoff_seconds, retryable_cause
-from interlock.errors import BackendUnavailableError, InterlockError, InvariantError
+from interlock.errors import BackendCorruptError, BackendUnavailableError, InterlockError, InvariantError
 from interlock.model import ABSENT, UNCHANGED, BoundBroken, Delete, Entry, Merge, Operation, Put, Span
 
 READ = {b"a": Entry((3, 7), b"i1"), b"gone": Entry((4, 9), None), b"never": None}
@@ -129,3 +130,10 @@ def test_every_error_says_whether_to_retry() -> None:
         group = issubclass(kind, BaseExceptionGroup)
         made = kind("what happened", [ValueError("one")]) if group else kind("what happened")
         assert made.explain().startswith(("what happened", "$: what happened", "Gave up")), kind
+
+
+def test_a_stored_time_that_no_calendar_has_is_damage() -> None:
+    assert moment_of(0.0).isoformat() == "1970-01-01T00:00:00+00:00"
+    for seconds in (1e12, -1e12, 2.5e18, 1e300, float("inf"), float("nan")):
+        with pytest.raises(BackendCorruptError, match="a stored time"):
+            moment_of(seconds)

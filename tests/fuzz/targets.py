@@ -8,18 +8,19 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import json
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
+from click.testing import CliRunner
 from hypothesis import strategies as st
-from typer.testing import CliRunner
+from typer.main import get_command
 
 import interlock.sync
+from fuzz.shapes import Target, damaged, values
+from fuzz.stored import RECORDS
 from interlock import codec, keys, merges
 from interlock.cli import forms
 from interlock.cli.app import app
@@ -49,41 +50,13 @@ from interlock.model import (
 from interlock.opening import backend_for
 from interlock.saga.journal import LETTERS, PAGES, SAGAS
 from interlock.stepping import step
+from interlock.testing import Clock
 from interlock.testing.histories.records import load
 
-values = st.recursive(
-    st.one_of(
-        st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(),
-        st.binary(), st.decimals(allow_nan=False, allow_infinity=False), st.uuids(), st.dates(), st.times(),
-        st.timedeltas(), st.datetimes(), st.datetimes(timezones=st.just(dt.UTC)),
-    ),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.tuples(inner, inner), st.dictionaries(st.text(max_size=4), inner, max_size=4)
-    ),
-    max_leaves=8,
-)  # fmt: skip
 EXACT = (
     type(None), bool, int, float, str, bytes, list, tuple, dict, set, frozenset, Decimal, UUID, dt.date, dt.time,
     dt.datetime, dt.timedelta,
 )  # fmt: skip
-
-
-@st.composite
-def damaged(draw: Any, whole: st.SearchStrategy[bytes]) -> bytes:
-    """Valid bytes of which some are changed, cut or put in."""
-    raw = bytearray(draw(whole))
-    for _ in range(draw(st.integers(1, 3))):
-        place = draw(st.integers(0, len(raw)))
-        match draw(st.sampled_from(("change", "cut", "put", "end"))):
-            case "change" if place < len(raw):
-                raw[place] ^= 1 << draw(st.integers(0, 7))
-            case "cut":
-                del raw[place : place + draw(st.integers(1, 4))]
-            case "put":
-                raw[place:place] = draw(st.binary(min_size=1, max_size=4))
-            case "end":
-                del raw[place:]
-    return bytes(raw)
 
 
 frozen = values.map(codec.freeze)
@@ -91,21 +64,6 @@ user_keys = st.one_of(
     st.text(min_size=1, max_size=20), st.lists(st.one_of(st.text(max_size=9), st.integers()), min_size=1).map(tuple)
 )
 stored_keys = user_keys.map(keys.encode)
-
-
-@dataclass(frozen=True)
-class Target:
-    """Something that takes input from outside, and the errors that it declares."""
-
-    name: str
-    call: Callable[[Any], object]
-    inputs: st.SearchStrategy[Any]
-    declared: tuple[type[BaseException], ...]
-
-    def meet(self, made: Any) -> None:
-        """Give it an input. Any error that it does not declare is raised."""
-        with suppress(*self.declared):
-            self.call(made)
 
 
 def _thaw(raw: bytes) -> None:
@@ -147,10 +105,18 @@ def _table(raw: bytes) -> None:
 
 def _command_line(arguments: list[str]) -> None:
     """A command that ends with one of its exit statuses."""
-    done = CliRunner().invoke(app, arguments)
+    done = CliRunner().invoke(_COMMAND, [*filter(_is_harmless, arguments), "--url", "memory://"])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     assert done.exit_code in set(Exit), done.exit_code
+
+
+_COMMAND: Final = get_command(app)  # made once: typer makes it anew for each call, which takes longer than the call
+
+
+def _is_harmless(word: str) -> bool:
+    """The demo takes a minute, and some options have a command read or write files of whatever name."""
+    return not word.startswith(("demo", "-f", "--f", "--i"))
 
 
 def _damaged_store(given: tuple[int, bytes]) -> None:
@@ -191,7 +157,10 @@ def _take(store: interlock.sync.Store) -> None:
 def system_records() -> tuple[tuple[Key, bytes], ...]:
     """What a store keeps for itself after it has been used: of effects, an outbox, a saga with a dead letter, a lease,
     an idempotent commit."""
-    store = interlock.sync.open("memory://", agent="fuzz")
+    clock = Clock()  # the same bytes each time, so that an input can be made again
+    store = interlock.sync.Store(
+        interlock.MemoryBackend(clock=clock.engine_time), agent="fuzz", runtime=clock.runtime(suspends=False)
+    )
     interlock.sync.IdempotentExecutor(store).execute("done", _act)
     with store.resource("r").session(idempotency_key="k") as session:
         session.write("x", 1)
@@ -287,7 +256,7 @@ words = st.one_of(
         "--url", "memory://", "--help", "--version",
     )),
 )  # fmt: skip
-command_lines = st.lists(words.filter(lambda word: not word.startswith(("demo", "-f", "--f", "--i"))), max_size=8)
+command_lines = st.lists(words, max_size=8)
 
 TARGETS = (
     Target("a stored value", _thaw, anything, (BackendCorruptError,)),
@@ -306,9 +275,11 @@ TARGETS = (
     Target("a record of a layer", _load, st.tuples(layers, system_bytes), (BackendCorruptError, SchemaMismatchError)),
     Target("an effect's record", _effect, system_bytes, (BackendCorruptError, SchemaMismatchError)),
     Target("a table of leases and locks", _table, system_bytes, (BackendCorruptError, SchemaMismatchError)),
-    Target("a store with a damaged record", _damaged_store, st.tuples(st.integers(0, 99), system_bytes), ()),
-    Target("a command line", _command_line, command_lines.map(lambda made: [*made, "--url", "memory://"]), ()),
-    Target("a history", _history, lines, (ValueError,)),
+    Target("a store with a damaged record", _damaged_store, st.tuples(st.integers(0, 99), system_bytes), (),
+           slow=True),
+    Target("a command line", _command_line, command_lines, (), slow=True),
+    Target("a history", _history, lines, (ValueError,), slow=True),
     Target("an export of orders", _orders, exports, (OrdersFileError,)),
     Target("a stock list", read_stock, exports, (OrdersFileError,)),
+    *RECORDS,
 )  # fmt: skip

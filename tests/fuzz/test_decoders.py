@@ -1,7 +1,7 @@
 """Whatever bytes or texts come in, public decoders and parsers answer, or raise the errors that they declare.
 
-``INTERLOCK_FUZZ`` is the number of examples for each target; the default is for every run of the tests, `make soak`
-makes inputs for as long as it lasts.
+``INTERLOCK_FUZZ`` is the number of examples for each target that Hypothesis makes; of damaged samples there are then 25
+times as many. The default is for every run of the tests, `make soak` makes inputs for as long as it lasts.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import interlock.sync
+from fuzz.damage import BATCH, FuzzError, batch, main, meet_batch, samples
 from fuzz.targets import TARGETS, Target
 from interlock.errors import InterlockError
 
@@ -34,6 +36,33 @@ def test_only_declared_errors(target: Target, tmp_path: Path, monkeypatch: pytes
         target.meet(given_input)
 
     check()
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=[target.name.replace(" ", "-") for target in TARGETS])
+def test_only_declared_errors_from_damaged_samples(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    batches = max(1, EXAMPLES // 200 if target.slow else EXAMPLES // 8)
+    assert sum(meet_batch(target, number) for number in range(batches)) == batches * BATCH
+
+
+def test_a_batch_can_be_made_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """By the number that a failure prints, with nothing kept; and a failure prints it."""
+
+    def refuse(made: bytes) -> None:
+        if b"\xff" in made:
+            raise ZeroDivisionError
+
+    (values,) = (target for target in TARGETS if target.name == "a stored value")
+    made = list(batch(values, 7))
+    samples.cache_clear()
+    assert list(batch(values, 7)) == made
+    assert list(batch(values, 8)) != made
+    with pytest.raises(FuzzError, match=r"fuzz\.damage .a stored value. 7"):
+        meet_batch(replace(values, call=refuse), 7)
+    main("a stored value", "7")
+    assert capsys.readouterr().out == "200 inputs to a stored value: only declared errors\n"
 
 
 def test_a_damaged_file_gives_typed_errors(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ from typing import Any, Final
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from fuzz.targets import TARGETS, Target
+from fuzz.damage import FuzzError, meet_batch
+from fuzz.shapes import Target
+from fuzz.targets import TARGETS
 from interlock.core.isolation import Isolation
 from interlock.testing.conformance.world import EXAMPLES
 from interlock.testing.histories import WORKLOADS, Settings, Verdict, run, simulate
@@ -43,7 +45,12 @@ _RUN_SECONDS: Final = 18.0
 _FAULT_SECONDS: Final = 1.3
 """What a fault takes, where the machine has nothing else to do; a slower one gets fewer of them in a run."""
 _SLOWEST_SECONDS: Final = 20.0
-_CHUNK: Final = 500
+_CHUNK: Final = 50
+"""So many inputs Hypothesis makes for a target in its turn,"""
+_BATCHES: Final = 50
+"""and so many batches of damaged samples it gets then, if that takes it"""
+_TURN_SECONDS: Final = 0.5
+"""no longer than this."""
 _FULL_SOAK_SECONDS: Final = 7200.0
 """How long a soak has to be for the tests of chance to make all their rounds."""
 _MACHINES: Final = 12
@@ -208,7 +215,7 @@ def _meeting(target: Target, met: list[None]) -> Callable[[Any], None]:
 
 
 def fuzzing(report: Report, until: float, first_seed: int) -> None:
-    """Every target in turn, some hundred inputs at a time, each time from another seed."""
+    """Every target in turn, each time from other seeds: some inputs of Hypothesis, then many damaged samples."""
     with tempfile.TemporaryDirectory(prefix="interlock-fuzz-") as place, contextlib.chdir(place):
         for number, target in _chunks(first_seed):
             if time.monotonic() >= until:
@@ -217,8 +224,16 @@ def fuzzing(report: Report, until: float, first_seed: int) -> None:
             try:
                 seed(number)(_FUZZ(given(target.inputs)(_meeting(target, met))))()
             except Exception as error:
-                report.add("failure", what=f"fuzzing {target.name}, seed {number}: {error!r}")
-            report.add("fuzz", target=target.name, count=len(met))
+                report.add("failure", what=f"fuzzing {target.name}, Hypothesis's seed {number}: {error!r}")
+            count, stop = len(met), min(until, time.monotonic() + _TURN_SECONDS)
+            for turn in range(_BATCHES):
+                try:
+                    count += meet_batch(target, number * _BATCHES + turn)
+                except FuzzError as error:
+                    report.add("failure", what=f"fuzzing {error}")
+                if time.monotonic() >= stop:
+                    break
+            report.add("fuzz", target=target.name, count=count)
 
 
 def chance(report: Report, until: float, seconds: float) -> None:

@@ -27,6 +27,11 @@ from soaking.results import Report, Summary, summed
 ROOT = Path(__file__).parents[2]
 _GRACE_SECONDS = 1800.0
 _LOOK_SECONDS = 1.0
+_FUZZED = 1_000_000
+"""Inputs to decoders and parsers that a run of `_FULL_SECONDS` has to make; a shorter one as many fewer."""
+_FULL_SECONDS = 1800.0
+_START_SECONDS = 60.0
+"""What of it is for the samples that they are made from."""
 
 
 def start(lane: str, number: int, until: float, seconds: float, seed: int, directory: Path) -> subprocess.Popen[bytes]:
@@ -49,6 +54,11 @@ def live(options: argparse.Namespace) -> None:
         chance(report, options.until, options.seconds)
     else:
         LANES[options.lane](report, options.until, options.seed)
+
+
+def least_fuzzed(seconds: float) -> int:
+    """How many inputs a run of so many seconds has to make."""
+    return round(_FUZZED * max(0.0, seconds - _START_SECONDS) / (_FULL_SECONDS - _START_SECONDS))
 
 
 def soak(options: argparse.Namespace, console: Console, directory: Path) -> Summary:
@@ -83,6 +93,9 @@ def soak(options: argparse.Namespace, console: Console, directory: Path) -> Summ
     summary.failures += [f"not proved: {each}" for each in summary.missing(wanted(options.seconds))]
     if summary.transactions < options.least:
         summary.failures.append(f"only {summary.transactions:,} transactions, fewer than {options.least:,}")
+    fuzzed, wanted_inputs = sum(summary.fuzzed.values()), least_fuzzed(options.seconds)
+    if fuzzed < wanted_inputs:
+        summary.failures.append(f"only {fuzzed:,} inputs fuzzed, fewer than {wanted_inputs:,}")
     return summary
 
 

@@ -22,7 +22,7 @@ import json
 import unicodedata
 from base64 import b64decode, b64encode
 from collections.abc import Callable
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, Final
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -187,7 +187,7 @@ def from_form(form: Any, path: str = "$", depth: int = 0) -> Any:
         raise UsageError(f'{path}: no type {tag!r}; there are {known}; for a dict write {{"$dict": {{...}}}}')
     try:
         return raise_up(inner, path, depth)
-    except (ValueError, TypeError, KeyError, InvalidOperation, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, ArithmeticError, AttributeError) as error:
         raise UsageError(f"{path}: {json.dumps(inner):.80} is not a {tag[1:]} ({error})") from None
 
 

@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated, Any
 
@@ -21,6 +20,7 @@ from interlock.cli.exits import Exit
 from interlock.cli.forms import parse_value, printable, to_form
 from interlock.cli.options import DEFAULT_URL, AsJson, Limit, Url, opened, require_store
 from interlock.cli.output import NOTHING, shown_time
+from interlock.core.moments import moment_of
 from interlock.errors import UsageError
 from interlock.saga.recovery import SagaEntry, list_sagas
 from interlock.stepping import step_all
@@ -87,7 +87,7 @@ def _saga_cells(saga: SagaEntry) -> list[str]:
 
 
 def _time(at: float) -> str:
-    return shown_time(datetime.fromtimestamp(at, UTC))
+    return shown_time(moment_of(at))
 
 
 def recover(

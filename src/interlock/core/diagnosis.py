@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from interlock.core.engine import Engine
 from interlock.core.isolation import Isolation
 from interlock.core.log import transaction_number
+from interlock.core.moments import moment_of
 from interlock.core.refusals import transaction_text, version_text
 from interlock.core.retry import RetryPolicy
 from interlock.core.scanning import check_limit
@@ -189,6 +190,6 @@ async def versions(engine: Engine, resource: Resource, key: Key, limit: int | No
             version=version_text(entry.version) or "",
             transaction_id="" if author is None else transaction_text(author.transaction),
             agent="" if author is None else author.agent,
-            at=None if author is None else datetime.fromtimestamp(author.at, UTC),
+            at=None if author is None else moment_of(author.at),
             deleted=entry.value is None,
         )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from interlock import codec, keys
 from interlock.core.cursors import cursor_of, token_of
 from interlock.core.engine import Engine
+from interlock.core.moments import moment_of
 from interlock.core.refusals import transaction_text, version_text
 from interlock.errors import UsageError
 from interlock.keys import UserKey as Key
@@ -86,7 +87,7 @@ def change_of(record: Record) -> Change:
         cursor=cursor_of(record.token),
         transaction_id=transaction_text(record.transaction),
         agent=record.agent,
-        at=datetime.fromtimestamp(record.at, UTC),
+        at=moment_of(record.at),
         isolation=record.isolation,
         operation=record.operation,
         run_id=record.run_id,

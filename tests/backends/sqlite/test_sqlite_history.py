@@ -12,6 +12,7 @@ import pytest
 from sqlite_support import Store, add, delete, key, new_transaction, number, opened, step, value_of
 
 from interlock.backends.sqlite import SQLiteBackend, record, schema, trail
+from interlock.backends.sqlite.past import Past
 from interlock.errors import SnapshotTooOldError
 from interlock.model import ABSENT, CommitRequest, Delete, Key, Merge, Put, Settled, Span, Token, Write
 
@@ -368,3 +369,31 @@ def test_records_are_what_they_were() -> None:
     assert schema.VERSION == 2
     assert (decoded.agent, decoded.isolation, decoded.attempt) == ("t", "serializable", 1)
     assert decoded.written == {b"\x01ka": record.Written(record.PUT, None, None, None, (1, 5, b"i1", 0.0, 2, 1))}
+
+
+def test_a_damaged_trail_ends() -> None:
+    """Its number is counted up digit by digit, and nothing has no last digit."""
+    for count in (0, -4, 3):
+        with pytest.raises(ValueError, match="a trail with the number"):
+            trail.following(record.encode([count, 5]), 9)
+
+
+def test_a_damaged_chain_ends() -> None:
+    """A version that has replaced itself, or a younger one, is no way to an older one."""
+    for place in (9, 10):
+        image = (place, 5, b"v", 0.0, trail.FIRST, 1)
+        raw = record.encode(record.Record({b"k": record.Written(record.PUT, None, None, None, image)}, "a"))
+        found = Found(raw)
+        with pytest.raises(ValueError, match="not older"):
+            Past(lambda *_, found=found: found).as_of((b"k", 9, 5, b"v", 0.0, trail.FIRST, 1), 1)
+
+
+class Found:
+    """A feed in which the same record lies everywhere."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+
+    def fetchone(self) -> tuple[bytes]:
+        """The record."""
+        return (self.raw,)

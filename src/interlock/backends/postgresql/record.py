@@ -3,16 +3,21 @@
 The record holds what the request said. What only the engine knows (positions, cleared keys, the versions of tombstones)
 lies in columns beside it. Values that were put are not in the record: a version that is the newest is in ``entry``, any
 older one in ``superseded``, under the record's own position, so each value is stored once.
+
+A row that somebody has changed is a row like any other to the server: what does not fit together raises
+`BackendCorruptError`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any, Final
 
 import msgspec
 
 from interlock.backends.postgresql.tokens import ROOM, Snapshot
+from interlock.errors import BackendCorruptError
 from interlock.model import (
     NONCE_MASK,
     Change,
@@ -85,17 +90,33 @@ def _form(write: Write) -> Any:
     return None
 
 
+_Life = tuple[float | None, bool]
+_Steps = list[tuple[str, bytes, bytes | None, bytes | None]]
+_DAMAGE: Final = (ValueError, TypeError, LookupError, StopIteration)
+
+
 def change(row: Sequence[Any], token: Token) -> Change:
-    """The change of a row of ``transaction``; see ``statements.RECORD`` for its columns."""
+    """The change of a row of ``transaction``; see ``statements.RECORD`` for its columns. Raises `BackendCorruptError`
+    for what is no record."""
+    try:
+        return _change(row, token)
+    except _DAMAGE as error:
+        raise BackendCorruptError(
+            f"the record at position {row[0]} cannot be read; restore the database from a backup ({error!r})"
+        ) from error
+
+
+def _change(row: Sequence[Any], token: Token) -> Change:
     position, identity, at, agent, raw, cleared, absent, absent_position, absent_nonce, values, _, rest = row[:12]
     record = _decode(raw)
     transaction = int.from_bytes(identity, "big")
     scale = ROOM if rest < 0 else 1  # a record of schema version 1 says positions without places
     reads = {key: _scaled(found, scale) for key, found in record.reads}
     for place, found, nonce in zip(absent or (), absent_position or (), absent_nonce or (), strict=True):
-        reads[record.reads[place - 1][0]] = version(found, nonce)
+        reads[record.reads[place - 1][0]] = version(index(found), nonce)
     reads.update((key, _scaled(found, scale)) for key, found in record.observed)
     put = iter(values)
+    writes: dict[Key, Write] = {key: _write(form, put) for key, form in record.writes}
     return Change(
         (position, transaction & NONCE_MASK),
         token,
@@ -108,9 +129,9 @@ def change(row: Sequence[Any], token: Token) -> Change:
         record.attempt,
         reads,
         tuple(Span(*span) for span in record.spans),
-        {key: _write(form, put) for key, form in record.writes},
+        writes,
         tuple(Span(*span) for span in record.clears),
-        tuple(cleared or ()),
+        tuple(map(bytes, cleared or ())),
     )
 
 
@@ -122,8 +143,15 @@ def _write(form: Any, values: Any) -> Write:
     if form is None:
         return Delete()
     if form and type(form[0]) is list:
-        return Merge(tuple(Operation(*step) for step in form))
-    return Put(next(values), *form)
+        return Merge(tuple(Operation(*step) for step in msgspec.convert(form, _Steps)))
+    return Put(_checked(next(values)), *msgspec.convert(form, _Life))
+
+
+def _checked(value: Any) -> bytes:
+    """A value that is there: the server gives NULL where its entry is gone."""
+    if type(value) is not bytes:
+        raise TypeError("the value that was put is not there")
+    return value
 
 
 def token_of(store: int, epoch: int, snapshot: Snapshot) -> Token:

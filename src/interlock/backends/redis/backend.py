@@ -10,7 +10,7 @@ from typing import Any, Final
 from interlock.backends.redis import failures, requests
 from interlock.backends.redis.home import DURABILITIES, Driver, Known, Lost, Options
 from interlock.backends.redis.reading import CLOSED, KEYS_PER_CALL, Reader, misplaced, too_old
-from interlock.backends.redis.record import MICRO, entry_of, unpack_pair
+from interlock.backends.redis.record import MICRO, entry_of, pair_of
 from interlock.backends.redis.scripts import Calls, Command
 from interlock.errors import (
     BackendUnavailableError,
@@ -214,15 +214,13 @@ class RedisBackend(Reader):
         meta, position, found = await self.page((*self._calls.expired, count), None)
         if not found:
             return 0
-        reads: dict[Key, Expectation] = {
-            found[place]: unpack_pair(found[place + 1]) for place in range(0, len(found), 2)
-        }
+        reads: dict[Key, Expectation] = {found[place]: pair_of(found[place + 1]) for place in range(0, len(found), 2)}
         now = int(self._runtime.time() * 1000)
         request = CommitRequest(
             now << 80 | self._runtime.random_bits(80),
             SYSTEM_AGENT,
             "none",
-            Token(*unpack_pair(meta), position),
+            Token(*pair_of(meta), position),
             {},
             {key: Delete() for key in reads},
             reads,

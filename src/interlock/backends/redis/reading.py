@@ -16,15 +16,18 @@ from interlock.backends.redis import failures
 from interlock.backends.redis.greeting import load
 from interlock.backends.redis.home import Driver, Lost
 from interlock.backends.redis.record import (
+    DAMAGE,
     EXPIRING,
     LARGE,
     MICRO,
     TOMBSTONE,
     author_of,
     change_of,
+    damaged,
     entry_of,
     header_of,
     pack_pair,
+    pair_of,
     unpack_pair,
 )
 from interlock.backends.redis.scripts import Calls, Command, spelled_out
@@ -93,8 +96,11 @@ class Reader:
         meta = found[1]
         if meta is None:
             raise failures.vanished()
-        position, changed_at = unpack_pair(found[0])
-        store, incarnation = unpack_pair(meta)
+        try:
+            position, changed_at = unpack_pair(found[0])
+            store, incarnation = unpack_pair(meta)
+        except DAMAGE as error:
+            raise damaged("the head of the store", error) from error
         if seen < changed_at:
             seen = changed_at
         if self._last_time < seen:
@@ -142,7 +148,10 @@ class Reader:
             if raw is None:
                 entries.append(None)
                 continue
-            position, nonce, flags = header_of(raw)
+            try:
+                position, nonce, flags = header_of(raw)
+            except DAMAGE as error:
+                raise damaged("an entry", error) from error
             if position > newest or flags & _NOT_PLAIN:
                 if position > newest or flags & LARGE:
                     return await self._read_past(keys, token)
@@ -171,7 +180,7 @@ class Reader:
             command = (*self._calls.scan, *_place(token), start, stop, count, b"r" if reverse else b"")
             meta, position, old, last, found = await self.page(command, token)
             if token is None:
-                token = Token(*unpack_pair(meta), position)
+                token = Token(*pair_of(meta), position)
             superseded = superseded or bool(old)
             for place in range(0, len(found), 2):
                 entry = entry_of(found[place + 1])
@@ -210,7 +219,7 @@ class Reader:
             count = min(limit - len(found), _RECORDS_PER_CALL)
             command = (*self._calls.changes, *_place(cursor), b"%d" % count)
             meta, position, all_, parts = await self.page(command, cursor)
-            store, incarnation = unpack_pair(meta)
+            store, incarnation = pair_of(meta)
             for _, each in groupby(parts, key=_position):
                 change = change_of(list(each), store, incarnation)
                 if change is not None:
@@ -227,7 +236,7 @@ class Reader:
         async def look() -> bool:
             found, seen = await self._found(None, self._calls.look())
             self._placed(found, seen, since)
-            return unpack_pair(found[0])[0] > since.position
+            return pair_of(found[0])[0] > since.position
 
         return await self._driver.wait(look, since.position, timeout_seconds)
 
@@ -254,7 +263,7 @@ def misplaced(token: Token, meta: bytes) -> Exception:
     """Why a token is not one of the store as it is now."""
     if not meta:
         return failures.vanished()
-    store, incarnation = unpack_pair(meta)
+    store, incarnation = pair_of(meta)
     if token.store == store and token.incarnation != incarnation:
         return SnapshotTooOldError("the server was restarted or replaced since the snapshot was taken")
     return UsageError("the token belongs to another store")

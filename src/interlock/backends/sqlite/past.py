@@ -52,5 +52,7 @@ class Past:
                 raise too_old(snapshot) from None
             if image is None:
                 return None
+            if image[POSITION] >= row[POSITION]:  # of a damaged file: the way would not end
+                raise ValueError(f"the version at {row[POSITION]} has replaced one that is not older")
             row = image
         return row

@@ -152,7 +152,7 @@ def _change(row: FeedRow, record: Record, store: int, later: dict[Key, Row | Non
         (position, transaction & NONCE_MASK),
         Token(store, 1, position, identity),
         transaction,
-        at,
+        float(at),
         record.agent or "",
         record.isolation,
         record.operation,

@@ -39,6 +39,8 @@ def following(trail: Trail, position: int) -> Trail:
             return number + 1 + FIRST
         return _encode([number + 1, position])  # its number is 4: those before are not named
     number, *way = _decode(trail)  # type: ignore[arg-type]
+    if number < _BASE:
+        raise ValueError(f"a trail with the number {number}")  # of a damaged file: counting up would not end
     rest = number
     while rest % _BASE == 0:
         rest //= _BASE

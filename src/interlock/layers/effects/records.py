@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
 from interlock import codec, keys
+from interlock.core.moments import moment_of
 from interlock.errors import BackendCorruptError, SchemaMismatchError, UsageError
 from interlock.layers.ledger import Kind
 from interlock.model import Entry, Key, Put
@@ -214,9 +215,9 @@ def effect_of(key: Key, stored: Stored, at: float) -> Effect:
         attempts=stored.attempts,
         claimed_by=stored.claimed_by,
         seconds_left=stored.claim_ends_at - at if status is EXECUTING else None,
-        created_at=datetime.fromtimestamp(stored.created_at, UTC),
-        updated_at=datetime.fromtimestamp(stored.updated_at, UTC),
-        due_at=datetime.fromtimestamp(stored.due_at, UTC) if status is PENDING and stored.due_at else None,
+        created_at=moment_of(stored.created_at),
+        updated_at=moment_of(stored.updated_at),
+        due_at=moment_of(stored.due_at) if status is PENDING and stored.due_at else None,
     )
 
 
