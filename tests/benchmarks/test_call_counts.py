@@ -81,8 +81,17 @@ def test_port_read_modify_write() -> None:
 
 
 def test_port_read_modify_write_with_an_idempotency_key() -> None:
-    calls = port_calls(lambda stock: stock.run(increase, "apples", idempotency_key="one"))
-    assert calls == {"read": 2, "commit": 1}
+    """The first run of an operation teaches what the next one asks for together with its record."""
+
+    async def work(stock: interlock.SharedResource[Any]) -> None:
+        await stock.run(increase, "apples", idempotency_key="one")
+
+    async def twice(stock: interlock.SharedResource[Any]) -> None:
+        await work(stock)
+        await stock.run(increase, "pears", idempotency_key="two")
+
+    assert port_calls(work) == {"read": 2, "commit": 1}
+    assert port_calls(twice) == {"read": 3, "commit": 2}
 
 
 def test_port_replay() -> None:

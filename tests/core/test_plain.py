@@ -15,7 +15,7 @@ from interlock.model import ABSENT, Put
 
 _SEEN = (
     "engine backend home agent isolation mode generation plain reads writes records token operation run_id attempt _id "
-    "state error last_call calls thread context gate reply replayed settle unsettled memos operand_bytes born "
+    "ahead state error last_call calls thread context gate reply replayed settle unsettled memos operand_bytes born "
     "lock_timeout_seconds"
 )
 SEEN = frozenset(_SEEN.split())

@@ -214,6 +214,18 @@ ENGINE = (
         ("tests/backends/test_memory_backend.py", "-k", "look"),
     ),
     Defect(
+        "what was read ahead outlives its snapshot",
+        "interlock.core.foresight",
+        (("if at is not self.token or key", "if key"),),
+        ("tests/core/test_foresight.py",),
+    ),
+    Defect(
+        "what was read ahead never grows old",
+        "interlock.core.foresight",
+        ((" or self.runtime.monotonic() >= self.until", ""),),
+        ("tests/core/test_foresight.py",),
+    ),
+    Defect(
         "clears come after writes",
         "interlock.backends.memory.performing",
         (

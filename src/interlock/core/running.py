@@ -26,6 +26,7 @@ from interlock.core.commit import Replay, commit
 from interlock.core.cursors import cursor_of
 from interlock.core.engine import Engine
 from interlock.core.extension import extend
+from interlock.core.foresight import FRESH_SECONDS, Ahead, foresee, learn
 from interlock.core.idempotency import Record
 from interlock.core.locking import let_go
 from interlock.core.options import DEFAULTS, Chosen
@@ -135,6 +136,8 @@ class Running(Retrying, eq=False):
                         await commit(txn)
                 except CommitUnknownError as unknown:
                     await self.settle(txn, unknown)
+                if self.record is not None and engine.direct is None:
+                    learn(self.home, operation, self.arguments, txn)
                 return value
             except Replay as replay:
                 txn.rollback()
@@ -181,13 +184,19 @@ class Running(Retrying, eq=False):
             raise UsageError(f"run takes a function and its arguments, not {type(self.fn).__name__}") from error
 
     async def look_up(self, txn: Transaction, record: Key) -> None:
-        """Take the snapshot in which the key has no record. Raises `Replay` if there is one."""
-        reading = await txn.backend.read((record,))
+        """Take the snapshot in which the key has no record, and what the function is foreseen to read there. Raises
+        `Replay` if there is a record."""
+        keys = foresee(self.home, self.operation, self.arguments)
+        reading = await txn.backend.read((record, *keys))
         txn.token = reading.token
         stored = idempotency.read_record(reading.entries[0], reading.at, self.home)
         if stored is not None:
             idempotency.check_fingerprint(stored.fingerprint, self.fingerprint, self.chosen.idempotency_key or "")
             raise Replay(stored.result, stored.transaction_id, ran=False)
+        if keys:
+            runtime = self.engine.runtime
+            until = runtime.monotonic() + FRESH_SECONDS
+            txn.ahead = Ahead(reading.token, until, runtime, dict(zip(keys, reading.entries[1:], strict=True)))
 
     def add_record(self, txn: Transaction, record: Key, value: Any, nested: bool = False) -> None:
         """Have the commit write the record of the key."""
@@ -317,6 +326,8 @@ async def run_keyed(
             txn.records = {record: Record(key, fingerprint, value, engine.idempotency_ttl_seconds, home)}
             if not commit_now(txn):
                 await commit(txn)
+            if engine.direct is None:
+                learn(home, operation, arguments, txn)
             return value
         except BaseException as error:
             failure = error

@@ -37,6 +37,7 @@ class Space:
         "_published",
         "cache",
         "engine",
+        "foreseen",
         "locks_key",
         "merges",
         "name",
@@ -54,6 +55,8 @@ class Space:
         """Where the locks of the space are; absent while there are none."""
         self.merges: dict[str, MergeFunction] = {}
         self.cache: dict[str, Key] = {}
+        self.foreseen: dict[str, tuple[int, ...]] = {}
+        """The places of the arguments that an operation reads, see `interlock.core.foresight`."""
         self._floor = modes.NONE
         self._invariants: dict[str, tuple[Check, Resource]] = {}
         self._published = Published()

@@ -59,6 +59,7 @@ from interlock.model import (
 if TYPE_CHECKING:
     from interlock.core.carrying import Guard
     from interlock.core.engine import Engine
+    from interlock.core.foresight import Ahead
     from interlock.core.idempotency import Record
     from interlock.ports import Backend
 
@@ -117,6 +118,7 @@ class Transaction(Attempted, eq=False):
     plain: bool = False
     reads: dict[Key, Entry | None] = msgspec.field(default_factory=dict)
     writes: dict[Key, Write] = msgspec.field(default_factory=dict)
+    ahead: Ahead | None = None
     attempt: int = 1
     operand_bytes: int = 0
     chains: dict[Key, list[Step]] | None = None
@@ -228,7 +230,7 @@ class Transaction(Attempted, eq=False):
                 and raw not in self.writes
                 and (self.token is not None or raw not in self.engine.gates.open)
             ):
-                direct = self.engine.direct
+                direct = self.engine.direct or self.ahead
                 if direct is not None and (found := direct.look(raw, self.token)) is not None:
                     entry, self.token = found
                     self.reads[raw] = entry
@@ -302,10 +304,8 @@ class Transaction(Attempted, eq=False):
             await read_locked(self, (raw,))
             return self.reads[raw]
         token = self.token
-        if token is None:
-            gates = self.engine.gates
-            if self.gate is None and raw in gates.open:
-                await self.queue_for(raw)
+        if token is None and self.gate is None and raw in self.engine.gates.open:
+            await self.queue_for(raw)
         newest = self.mode == modes.NONE and self.invariant_reads is None
         wanted = (raw,) if self.unchecked is None else (raw, *self.rules_keys())
         state, self.state = self.state, BUSY

@@ -8,6 +8,7 @@ from typing import Any
 
 from interlock.core.commit import commit
 from interlock.core.engine import Engine
+from interlock.core.foresight import learn
 from interlock.core.idempotency import Record, identify, operation_name
 from interlock.core.options import DEFAULTS, Chosen
 from interlock.core.running import Running, other_colour
@@ -67,6 +68,8 @@ def run_keyed(
             txn.records = {record: Record(key, fingerprint, value, engine.idempotency_ttl_seconds, home)}
             if not commit_now(txn):
                 step(commit(txn))
+            if engine.direct is None:
+                learn(home, operation, arguments, txn)
             return value
         except BaseException as error:
             failure = error
