@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -13,9 +14,11 @@ from pathlib import Path
 import pytest
 
 import tally
+from interlock.testing.conformance.world import EXAMPLES
 from redis_servers import REDIS, redis_server
 from schemas import Schemas
 from servers import POSTGRESQL, fast_directory, postgresql_server
+from soak import usual
 
 # A shell starts a background job with SIGINT ignored, and so would every process be that a test starts: then the tests
 # of Ctrl-C would wait for ever.
@@ -27,6 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Where Python is told to write no bytecode, let the processes that tests start have it in a directory of the run:
     there are hundreds of them, and compiling the library takes each as long as all the rest of its start."""
     tally.begin(config)
+    os.environ.setdefault(EXAMPLES, usual("1", "0.4"))
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
         directory = tempfile.mkdtemp(prefix="interlock-bytecode-")
         os.environ["PYTHONPYCACHEPREFIX"] = directory
@@ -69,6 +73,13 @@ def redis_url() -> Iterator[str]:
         return
     with redis_server() as server:
         yield server.url
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector leave alone what is there until the end: a hundred thousand objects of pytest's, which
+    every test that collects everything would look through again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

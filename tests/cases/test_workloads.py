@@ -11,6 +11,7 @@ from typing import Any
 from cases.support import World, between_processes, everywhere, rows, stepped
 from cases.workers import Worker, checksum, kill_after
 from interlock import InvariantError
+from soak import usual
 
 THINKING_SECONDS = 0.005
 
@@ -99,7 +100,7 @@ async def test_kill_writers_and_lose_nothing(world: World) -> None:
     acknowledged: dict[str, int] = {}
     store = world.open()
     ledger = store.resource("ledger")
-    for number in range(4 if world.is_server else 30):
+    for number in range(4 if world.is_server else usual(30, 8)):
         name = f"victim {number}"
         acknowledged[name] = kill_after(breeder, name, 2 + number % 7)
         await lost_or_torn(ledger, acknowledged)

@@ -11,7 +11,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import interlock.sync
+import zygote
 from cases.support import drop_schema
 
 TESTS = Path(__file__).parent.parent
@@ -37,14 +37,10 @@ class Worker:
     module = "cases.workers"
 
     def __init__(self, job: str, *, environment: dict[str, str] | None = None, **arguments: Any) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", self.module, job, json.dumps(arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=TESTS,
-            env={**os.environ, "PYTHONPATH": LIBRARY, **(environment or {})},
-        )
+        self.process = zygote.start(
+            "-m", self.module, job, json.dumps(arguments),
+            directory=TESTS, environment={**os.environ, "PYTHONPATH": LIBRARY, **(environment or {})},
+        )  # fmt: skip
 
     def line(self) -> str:
         """The next line; "" at the end."""

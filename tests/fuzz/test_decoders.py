@@ -21,8 +21,9 @@ import interlock.sync
 from fuzz.damage import BATCH, FuzzError, batch, main, meet_batch, samples
 from fuzz.targets import TARGETS, Target
 from interlock.errors import InterlockError
+from soak import usual
 
-EXAMPLES = int(os.environ.get("INTERLOCK_FUZZ", "200"))
+EXAMPLES = int(os.environ.get("INTERLOCK_FUZZ") or usual(200, 50))
 fuzz = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import zygote
 from cases.support import World, in_worlds
 from interlock import InterlockError, sync
 from layers.lock_holder import TTL_SECONDS
@@ -34,10 +34,7 @@ processes = in_worlds("sqlite-sync", "postgresql-sync", "redis-sync")
 def holder(world: World, how: str) -> Iterator[subprocess.Popen[str]]:
     """A process that holds the lock; gone in the end."""
     url, options = world.place
-    process = subprocess.Popen(
-        [sys.executable, str(HOLDER), url, json.dumps(options), how],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = zygote.start(str(HOLDER), url, json.dumps(options), how)
     try:
         assert hear(process) == "held"
         yield process

@@ -21,6 +21,7 @@ from interlock import (
     IdempotencyMismatchError,
 )
 from layers.effects_workers import BOUNDARIES, CLAIM_SECONDS, EffectWorker, happen, happened
+from soak import usual
 
 
 def look(world: str | Path) -> Any:
@@ -94,7 +95,7 @@ async def test_killed_at_random(world: World, tmp_path: Path) -> None:
     executor = world.executor(store)
     print("seed", seed)
     acknowledged: list[str] = []
-    for number in range(6):
+    for number in range(usual(6, 2)):
         worker = EffectWorker("execute_until_killed", url=world.place, world=outside, prefix=f"{number}")
         worker.ready()
         worker.go()

@@ -9,19 +9,18 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import interlock.sync
+import zygote
 from cases.support import World, in_worlds
 from interlock import LeaseUnavailableError
 from interlock.runtime import BlockingRuntime
 from soak import rounds
 
-ROUNDS = rounds(100, 1000)
+ROUNDS = rounds(100, 1000, by_hand=20)
 HOLDER = Path(__file__).with_name("holder.py")
 processes = in_worlds("sqlite-sync", "postgresql-sync", "redis-sync")
 
@@ -32,9 +31,7 @@ class Holder:
     def __init__(self, world: World, name: str, count: int, ttl_seconds: float) -> None:
         url, options = world.place
         words = [url, json.dumps(options), name, str(count), str(ttl_seconds)]
-        self.process = subprocess.Popen(
-            [sys.executable, str(HOLDER), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self.process = zygote.start(str(HOLDER), *words)
 
     def hear(self) -> Any:
         assert self.process.stdout is not None

@@ -23,6 +23,7 @@ from cases.faults import Wrapped, is_commit
 from interlock import RecoveryReport, SagaError
 from interlock.runtime import BlockingRuntime
 from saga import bank
+from soak import moments
 
 LEASE_SECONDS = 0.1
 
@@ -142,7 +143,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path
 @pytest.mark.parametrize("fails", [False, True], ids=["commits", "fails"])
 def test_a_coordinator_killed_at_every_write(places: Callable[[], Path], fails: bool, behind: bool) -> None:
     outcomes = set()
-    for at in itertools.count(1):
+    for at in moments():
         path = places()
         killed = in_child(lambda path=path, at=at: coordinate(path, at, behind, fails, True))  # type: ignore[misc]
         report = recover(path)
@@ -160,7 +161,7 @@ def test_a_coordinator_killed_at_every_write(places: Callable[[], Path], fails: 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
 def test_without_a_probe_the_interrupted_step_is_a_dead_letter(places: Callable[[], Path], behind: bool) -> None:
-    for at in itertools.count(1):
+    for at in moments():
         path = places()
         killed = in_child(lambda path=path, at=at: coordinate(path, at, behind, True, False))  # type: ignore[misc]
         report = recover(path)
@@ -183,7 +184,7 @@ def test_without_a_probe_the_interrupted_step_is_a_dead_letter(places: Callable[
 @pytest.mark.parametrize("first", [5, 7, 10])
 def test_recovery_is_killed_at_every_write_too(places: Callable[[], Path], first: int) -> None:
     """The undo itself is killed; whoever comes next goes on with it. An undo may run twice, under one key."""
-    for at in itertools.count(1):
+    for at in moments():
         path = places()
         assert in_child(lambda path=path: coordinate(path, first, True, True, True))  # type: ignore[misc]
         killed = in_child(lambda path=path, at=at: (recover(path, at, bool(at % 2)), None)[1])  # type: ignore[misc]
@@ -196,7 +197,7 @@ def test_recovery_is_killed_at_every_write_too(places: Callable[[], Path], first
 
 
 def test_resumed_where_it_stopped(places: Callable[[], Path]) -> None:
-    for at in itertools.count(1):
+    for at in moments():
         path = places()
         killed = in_child(
             lambda path=path, at=at: coordinate(path, at, True, False, True, on_crash="resume")  # type: ignore[misc]

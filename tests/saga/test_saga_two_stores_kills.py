@@ -21,6 +21,7 @@ import interlock.sync
 from cases.faults import is_commit
 from interlock import BackendUnavailableError, SagaError
 from saga.test_saga_kills import LEASE_SECONDS, Killing, Later, begin_child, in_child, recover_until_quiet
+from soak import moments, usual
 
 PLACES = ("here", "there", "both")
 
@@ -144,7 +145,7 @@ def recover(paths: tuple[Path, str], at: int = 0, behind: bool = False) -> Any:
 
 def every(url: str, numbers: Any) -> Any:
     """Each boundary on files; some on servers, where a child takes its time to connect."""
-    return numbers if url.startswith("sqlite") else itertools.islice(numbers, 2, None, 6)
+    return numbers if url.startswith("sqlite") else itertools.islice(numbers, usual(2, 1), None, usual(6, 3))
 
 
 on_every_engine = pytest.mark.parametrize("url", ["sqlite", "postgresql", "redis"], indirect=True)
@@ -155,7 +156,7 @@ on_every_engine = pytest.mark.parametrize("url", ["sqlite", "postgresql", "redis
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
 @pytest.mark.parametrize("where", PLACES)
 def test_a_coordinator_killed_at_every_write(url: str, places: Any, where: str, behind: bool) -> None:
-    for at in every(url, itertools.count(1)):
+    for at in every(url, moments()):
         paths, before = prepared(places)
         killed = in_child(lambda: coordinate(paths, at, behind, where, fails=True))  # noqa: B023
         report = recover(paths)
@@ -177,7 +178,7 @@ def die_undecided(paths: tuple[Path, str], where: str) -> None:
 @on_every_engine
 @pytest.mark.parametrize("where", PLACES)
 def test_recovery_is_killed_at_every_write_too(url: str, places: Any, where: str) -> None:
-    for at in every(url, itertools.count(1)):
+    for at in every(url, moments()):
         paths, before = prepared(places)
         assert in_child(lambda: die_undecided(paths, where))  # noqa: B023
         killed = in_child(lambda: (recover(paths, at, bool(at % 2)), None)[1])  # type: ignore[func-returns-value]  # noqa: B023
@@ -201,7 +202,7 @@ def test_a_recovery_that_is_stopped_takes_nothing_back_twice(
     url: str, places: Any, where: str, behind: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another one takes over meanwhile; the first goes on, and has nothing to say any more."""
-    for at in itertools.count(2):
+    for at in moments(2):
         paths, before = prepared(places)
         assert in_child(lambda: die_undecided(paths, where))  # noqa: B023
         with monkeypatch.context() as patched:
@@ -225,7 +226,7 @@ def test_a_recovery_that_is_stopped_takes_nothing_back_twice(
 @on_every_engine
 @pytest.mark.parametrize("where", PLACES)
 def test_resumed_where_it_stopped(url: str, places: Any, where: str) -> None:
-    for at in every(url, itertools.count(1)):
+    for at in every(url, moments()):
         paths, _ = prepared(places)
         killed = in_child(lambda: coordinate(paths, at, True, where, fails=False, on_crash="resume"))  # noqa: B023
         with Two(*paths) as two:

@@ -16,6 +16,7 @@ from interlock.testing.histories import MODELS, WORKLOADS, History, Recorder, Se
 from interlock.testing.histories.graph import Model
 from interlock.testing.histories.records import Line, ending_of, of_lines
 from interlock.testing.histories.running import overlapping
+from soak import usual
 
 STRICT: Model = "strict-serializable"
 SNAPSHOT: Model = "strong-snapshot-isolation"
@@ -238,7 +239,9 @@ def test_overlap_is_counted() -> None:
 # -- runs -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_a_run_in_memory_is_clean_and_its_control_is_not(workload: str, tmp_path: Path) -> None:
-    settings = Settings(workload, f"memory://{tmp_path.name}", seconds=0.6, processes=1, threads=4, least=50)
+    settings = Settings(
+        workload, f"memory://{tmp_path.name}", seconds=usual(0.6, 0.3), processes=1, threads=4, least=usual(50, 20)
+    )
     verdict = run(settings, tmp_path)
     assert verdict.findings.violations == []
     assert verdict.vacuous == []
@@ -248,7 +251,9 @@ def test_a_run_in_memory_is_clean_and_its_control_is_not(workload: str, tmp_path
 
 @pytest.mark.parametrize("mode", [mode for mode in MODELS if mode not in ("serializable", "pessimistic")])
 def test_every_mode_keeps_its_own_promise(mode: Any, tmp_path: Path) -> None:
-    settings = Settings("list-append", f"memory://{tmp_path.name}", mode, seconds=0.6, processes=1, least=50)
+    settings = Settings(
+        "list-append", f"memory://{tmp_path.name}", mode, seconds=usual(0.6, 0.3), processes=1, least=usual(50, 20)
+    )
     verdict = run(settings, tmp_path)
     assert verdict.findings.violations == []
     assert verdict.vacuous == []

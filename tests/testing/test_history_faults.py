@@ -19,6 +19,7 @@ from interlock.testing.histories import WORKLOADS, Settings, run
 from interlock.testing.histories.troubles import FAULTS, NETWORK, FaultKind
 from redis_servers import redis_server
 from servers import missing, postgresql_server
+from soak import usual
 
 SERVER_FAULTS: tuple[FaultKind, ...] = (
     "cut", "reset", "lost-reply", "silence", "delay", "restart", "kill", "stop", "syscall-kill", "clock",
@@ -95,7 +96,8 @@ def test_every_workload_on_every_engine(
 ) -> None:
     """In threads of one process, briefly: how many conflicts there are is a matter of the longer runs."""
     url = f"sqlite:///{tmp_path}/store.db" if engine == "sqlite" else request.getfixturevalue(f"{engine}_url")
-    verdict = run(Settings(workload, url, seconds=0.5, processes=1, threads=6, control=False), tmp_path / "out")
+    settings = Settings(workload, url, seconds=usual(0.5, 0.2), processes=1, threads=6, control=False)
+    verdict = run(settings, tmp_path / "out")
     assert verdict.findings.violations == []
     assert verdict.counts["ok"] > 0
     tally.note(engine, verdict.counts)
@@ -120,7 +122,7 @@ def test_w19_two_versions_over_one_store(
 ) -> None:
     url = f"sqlite:///{tmp_path}/store.db" if engine == "sqlite" else request.getfixturevalue(f"{engine}_url")
     sources = str(earlier), str(Path(interlock.__file__).parents[1])
-    settings = Settings("list-append", url, seconds=5.0, processes=2, threads=3, least=20, control=False)
+    settings = Settings("list-append", url, seconds=usual(5.0, 2.5), processes=2, threads=3, least=20, control=False)
     verdict = run(replace(settings, sources=sources), tmp_path / "out")
     assert verdict.findings.violations == []
     assert verdict.vacuous == []

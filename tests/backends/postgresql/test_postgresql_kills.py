@@ -109,7 +109,7 @@ def test_tokens_and_cursors_over_twenty_kills(server: PostgreSQLServer) -> None:
         store = Subject(PostgreSQLBackend(server.url))
         witness = Witness(store)
         kills: list[Callable[[PostgreSQLServer], Awaitable[None]]] = [kill_all, kill_one]
-        for number, kill in zip(range(rounds(KILLS, 10 * KILLS)), itertools.cycle(kills), strict=False):
+        for number, kill in zip(range(rounds(KILLS, 10 * KILLS, by_hand=6)), itertools.cycle(kills), strict=False):
             for turn in range(5):
                 await store.commit({key("calm", turn): put(number), key("only", number, turn): put(turn)})
             await witness.follow()
@@ -166,7 +166,7 @@ def test_nothing_acknowledged_is_lost_over_twenty_kills_under_load(server: Postg
         store = Subject(PostgreSQLBackend(server.url))
         witness = Witness(store)
         writers = [Writer(store, number) for number in range(WRITERS)]
-        for number in range(rounds(KILLS, 10 * KILLS)):
+        for number in range(rounds(KILLS, 10 * KILLS, by_hand=6)):
             before = sum(len(writer.acknowledged) for writer in writers)
             tasks = [asyncio.ensure_future(writer.write_until_killed()) for writer in writers]
             while sum(len(writer.acknowledged) for writer in writers) < before + 30 + number:

@@ -14,6 +14,7 @@ import pytest
 import trio
 
 import interlock
+import zygote
 from interlock import sync
 from interlock.backends.postgresql import PostgreSQLBackend
 from interlock.errors import BackendError, BackendUnavailableError, SchemaMismatchError, UsageError
@@ -29,10 +30,7 @@ with sync.open(sys.argv[1], agent="p" + sys.argv[3], schema=sys.argv[2]) as stor
 
 def test_twenty_processes_open_a_new_schema_at_once(postgresql_url: str, schema: str) -> None:
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", _OPEN, postgresql_url, schema, str(number)], stderr=subprocess.PIPE, text=True
-        )
-        for number in range(20)
+        zygote.start("-c", _OPEN, postgresql_url, schema, str(number), stderr=subprocess.PIPE) for number in range(20)
     ]
     ended = [(process.communicate(timeout=100)[1], process.returncode) for process in processes]
     assert [code for _, code in ended] == [0] * 20, ended

@@ -21,6 +21,7 @@ from interlock.model import ABSENT, CommitRequest, Delete, DuplicateTransaction,
 from interlock.ports import Backend
 from interlock.testing.conformance.world import EVERYTHING, Subject, key, put, step
 from redis_servers import RedisServer, redis_server
+from soak import usual
 
 KILLS = 20
 COUNT = Merge((Operation("add", b"i1"),))
@@ -53,7 +54,7 @@ def test_nothing_acknowledged_is_lost_over_twenty_kills(server: RedisServer) -> 
         acknowledged: dict[Key, tuple[int, int]] = {}
         settled: list[Settled] = []
         incarnations: list[int] = []
-        for number in range(KILLS):
+        for number in range(usual(KILLS, 6)):
             old = await store.backend.snapshot()
             incarnations.append(old.incarnation)
             unknown: list[tuple[Key, CommitRequest]] = []

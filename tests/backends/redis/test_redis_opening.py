@@ -7,7 +7,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import redis.asyncio
 import trio
 
 import interlock
+import zygote
 from interlock import sync
 from interlock.backends.redis import RedisBackend, greeting
 from interlock.backends.redis.home import Ask
@@ -45,8 +45,7 @@ with sync.open(sys.argv[1], agent="p" + sys.argv[3], name=sys.argv[2]) as store:
 
 def test_twenty_processes_open_a_new_store_at_once(redis_url: str, name: str) -> None:
     processes = [
-        subprocess.Popen([sys.executable, "-c", _OPEN, redis_url, name, str(number)], stderr=subprocess.PIPE, text=True)
-        for number in range(20)
+        zygote.start("-c", _OPEN, redis_url, name, str(number), stderr=subprocess.PIPE) for number in range(20)
     ]
     ended = [(process.communicate(timeout=100)[1], process.returncode) for process in processes]
     assert [code for _, code in ended] == [0] * 20, ended

@@ -6,7 +6,6 @@ import fcntl
 import itertools
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import interlock
+import zygote
 from interlock import keys
 from interlock.backends.sqlite import SQLiteBackend
 from interlock.merges import add_operation
@@ -162,14 +162,7 @@ def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     """A process that runs a function of `sqlite_worker`."""
     source = Path(interlock.__file__).parent.parent
     environment = {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{Path(__file__).parent}"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "sqlite_worker", *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        **options,
-    )
+    return zygote.start("-m", "sqlite_worker", *map(str, arguments), environment=environment, **options)
 
 
 def told(process: subprocess.Popen[str], word: str) -> str:

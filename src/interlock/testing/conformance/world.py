@@ -76,7 +76,7 @@ def thawed(entry: Entry | None) -> Any:
 
 def examples(usual: int) -> int:
     """How many examples a random test makes in this run."""
-    return usual * int(os.environ.get(EXAMPLES, "1"))
+    return max(1, round(usual * float(os.environ.get(EXAMPLES, "1"))))
 
 
 def new_transaction() -> TransactionId:
