@@ -145,7 +145,7 @@ async def test_R092_random_cancels_leak_nothing(world: World) -> None:
     before = held()
 
     async def cancel_one(number: int) -> bool:
-        _, task = await cancelled_at(dice.randrange(1, 14), stock.run(increment, "hot", agent=f"agent {number}"))
+        _, task = await cancelled_at(dice.randrange(1, 12), stock.run(increment, "hot", agent=f"agent {number}"))
         if not task.cancelled():
             task.result()
         return task.cancelled()

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-from interlock.gates import Gates
+import interlock
+
+from interlock.gates import IN_A_ROW, Gates, left_behind
+from interlock.model import Delete, Entry, Merge, Put, Reply, Token
 from interlock.runtime import AsyncRuntime
 
 KEY = b"key"
@@ -62,5 +66,117 @@ def test_who_holds_it_no_more_gives_nothing_back() -> None:
         gates.leave(KEY, "holder")
         await tasks["a"]
         assert got == ["a"]
+
+    asyncio.run(program())
+
+
+LEFT = (Entry((1, 1), b"value"), Token(1, 0, 1))
+
+
+def test_who_has_queued_before_a_turn_gets_what_that_turn_has_left() -> None:
+    """Who came during the turn may have seen something that its snapshot does not contain."""
+
+    async def program() -> None:
+        gates = Gates(AsyncRuntime())
+        got: dict[str, object] = {}
+
+        async def turn(name: str) -> None:
+            assert await gates.enter(KEY, name)
+            got[name] = gates.left(KEY, name)
+            assert gates.left(KEY, "somebody") is None
+            gates.leave(KEY, name, LEFT)
+
+        assert await gates.enter(KEY, "holder")
+        assert gates.left(KEY, "holder") is None
+        tasks = [asyncio.create_task(turn(name)) for name in "ab"]
+        await asyncio.sleep(0)
+        gates.leave(KEY, "holder", LEFT)
+        await asyncio.gather(*tasks)
+        assert got == {"a": None, "b": LEFT}
+
+    asyncio.run(program())
+
+
+def test_after_some_turns_one_begins_anew() -> None:
+    """So that other processes, which have to read the key, are not kept from it for good."""
+
+    async def program() -> None:
+        gates = Gates(AsyncRuntime())
+        got: list[bool] = []
+
+        async def turn(name: int) -> None:
+            assert await gates.enter(KEY, name)
+            got.append(gates.left(KEY, name) is not None)
+            gates.leave(KEY, name, LEFT)
+
+        assert await gates.enter(KEY, -1)
+        tasks = [asyncio.create_task(turn(name)) for name in range(2 * IN_A_ROW)]
+        await asyncio.sleep(0)
+        gates.leave(KEY, -1, LEFT)
+        await asyncio.gather(*tasks)
+        assert got == [False, *[True] * IN_A_ROW, False, *[True] * (IN_A_ROW - 2)]
+
+    asyncio.run(program())
+
+
+def test_a_turn_that_has_not_committed_leaves_nothing() -> None:
+    async def program() -> None:
+        gates = Gates(AsyncRuntime())
+        got: list[object] = []
+
+        async def turn(name: str) -> None:
+            assert await gates.enter(KEY, name)
+            got.append(gates.left(KEY, name))
+            gates.leave(KEY, name, LEFT if name == "b" else None)
+
+        assert await gates.enter(KEY, "holder")
+        tasks = [asyncio.create_task(turn(name)) for name in "abc"]
+        await asyncio.sleep(0)
+        gates.leave(KEY, "holder")
+        await asyncio.gather(*tasks)
+        assert got == [None, None, LEFT]
+
+    asyncio.run(program())
+
+
+def test_only_a_value_that_stays_is_left_behind() -> None:
+    reply = Reply((7, 8), Token(1, 0, 7), 0.0)
+    assert left_behind(Put(b"value"), reply) == (Entry((7, 8), b"value"), reply.token)
+    for write, found in (
+        (Put(b"value"), None), (Put(b"value", 1.0), reply), (Delete(), reply), (Merge(()), reply), (None, reply),
+    ):  # fmt: skip
+        assert left_behind(write, found) is None
+
+
+def test_a_turn_begins_with_what_the_one_before_has_written() -> None:
+    """Which it need not read: see the module's docstring for why that is a snapshot of its own time."""
+
+    async def program() -> None:
+        read: list[object] = []
+        async with interlock.open("memory://", agent="a") as store:
+            stock: Any = store.resource("stock")
+            async with stock.session() as session:
+                await session.write("hot", 0)
+            backend = stock._resource.space.engine.backend
+            inner = backend.read
+
+            def counted(keys: Any, at: Any = None) -> Any:
+                read.append(keys)
+                return inner(keys, at)
+
+            backend.read = counted
+
+            async def bump(session: interlock.AgentSession[Any]) -> None:
+                found = await session.read("hot")
+                await asyncio.sleep(0)
+                await session.write("hot", found + 1)
+
+            async def work() -> None:
+                for _ in range(20):
+                    await stock.run(bump)
+
+            await asyncio.gather(*(work() for _ in range(10)))
+            assert await stock.read("hot") == 200
+        assert len(read) < 80, len(read)
 
     asyncio.run(program())

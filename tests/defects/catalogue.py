@@ -310,7 +310,7 @@ RULES = (
     Defect(
         "a hot key's gate is passed on to the last who came",
         "interlock.gates",
-        (("gate.holder, waiter = gate.queue.popleft()", "gate.holder, waiter = gate.queue.pop()"),),
+        (("holder, waiter, turn = gate.queue.popleft()", "holder, waiter, turn = gate.queue.pop()"),),
         ("tests/core/test_gates.py",),
     ),
     Defect(

@@ -38,6 +38,7 @@ from interlock.errors import (
     TransactionError,
     UsageError,
 )
+from interlock.gates import left_behind
 from interlock.model import (
     BoundBroken,
     Clash,
@@ -220,8 +221,7 @@ class Transaction(Attempted, eq=False):
         if self.state:
             self.admit_read("read")
         try:
-            space = resource.space
-            if space is not self.home:
+            if (space := resource.space) is not self.home:
                 self.touch(space)
             raw = (space.cache.get(key) if type(key) is str else None) or space.encode(key)
             if (
@@ -253,8 +253,7 @@ class Transaction(Attempted, eq=False):
         """The stored form of a key as this transaction sees it, in general."""
         if (self.writes or self.clears) and (own := self.own(raw)) is not MISSING:
             return own  # type: ignore[no-any-return]
-        entry = self.reads.get(raw, MISSING)
-        if entry is MISSING or self.mode == modes.NONE:
+        if (entry := self.reads.get(raw, MISSING)) is MISSING or self.mode == modes.NONE:
             entry = await self.fetch(raw)
         value: bytes | None = None if entry is None else entry.value
         if self.writes or self.chains:
@@ -265,8 +264,7 @@ class Transaction(Attempted, eq=False):
 
     def own(self, raw: Key) -> Any:
         """The stored form that this transaction has itself decided (None: deleted), or MISSING."""
-        write = self.writes.get(raw)
-        if write is not None:
+        if (write := self.writes.get(raw)) is not None:
             kind = type(write)
             return write.value if kind is Put else None if kind is Delete else MISSING  # type: ignore[union-attr]
         if self.clears and any(span.start <= raw < span.stop for span in self.clears):
@@ -303,9 +301,12 @@ class Transaction(Attempted, eq=False):
         if self.mode == modes.PESSIMISTIC:
             await read_locked(self, (raw,))
             return self.reads[raw]
-        token = self.token
-        if token is None and self.gate is None and raw in self.engine.gates.open:
+        token, gates = self.token, self.engine.gates
+        if token is None and self.gate is None and raw in gates.open:
             await self.queue_for(raw)
+        if token is None and self.gate == raw and self.plain and (left := gates.left(raw, self)) is not None:
+            self.reads[raw], self.token = left
+            return left[0]
         newest = self.mode == modes.NONE and self.invariant_reads is None
         wanted = (raw,) if self.unchecked is None else (raw, *self.rules_keys())
         state, self.state = self.state, BUSY
@@ -351,10 +352,10 @@ class Transaction(Attempted, eq=False):
         return False
 
     def leave_gate(self) -> None:
-        """Let the next one through the gate of the hot key."""
-        if self.gate is not None:
-            self.engine.gates.leave(self.gate, self)
-            self.gate = None
+        """Let the next one through the gate of the hot key, with what was committed."""
+        gate, self.gate = self.gate, None
+        if gate is not None:
+            self.engine.gates.leave(gate, self, left_behind(self.writes.get(gate), self.reply))
 
     async def need_token(self) -> Token:
         """The snapshot; taken now if nothing was read yet."""
@@ -388,8 +389,7 @@ class Transaction(Attempted, eq=False):
 
     def raise_doom(self) -> NoReturn:
         """The exit of a doomed transaction."""
-        self.state = ROLLED_BACK
-        error = self.error
+        self.state, error = ROLLED_BACK, self.error
         if self.held is not None:
             self.engine.locking.drop(self)  # type: ignore[union-attr]
         if isinstance(error, Exception):
