@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import interlock
-
 from interlock.gates import IN_A_ROW, Gates, left_behind
 from interlock.model import Delete, Entry, Merge, Put, Reply, Token
 from interlock.runtime import AsyncRuntime
