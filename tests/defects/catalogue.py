@@ -609,8 +609,8 @@ LOCKING = (
         "interlock.core.locking",
         (
             (
-                "return ABSENT if locking is None else await locking.give_way(txn, space, written(txn, space))",
-                "return None",
+                "return {space.locks_key: ABSENT} if locking is None else await locking.give_way(txn, space, spans)",
+                "return {}",
             ),
         ),
         LOCKS,

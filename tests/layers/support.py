@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from interlock.layers.ledger import Kind, Ledger
+from interlock.layers.locks import LOCKS
 from interlock.layers.tenures import Tenure
 
 
@@ -22,6 +23,8 @@ def silence(held: Any) -> Tenure:
 
 
 async def records(store: Any, kind: Kind) -> list[Any]:
-    """The values of all listed records of a kind."""
+    """The values of all listed records of a kind; of tables of locks those in which there is anybody, without a note
+    whether they are split."""
     found = await Ledger(store._engine).scan(kind)
-    return [record.value for record in found.records]
+    values = [record.value for record in found.records]
+    return [value[:2] for value in values if value[1]] if kind is LOCKS else values

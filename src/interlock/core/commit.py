@@ -12,6 +12,7 @@ A read-only transaction sends nothing: it read one consistent snapshot, and has 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -164,7 +165,7 @@ class _Sending:
     fingerprints: dict[Key, bytes]
     record_expectations: dict[Key, Expectation]
     published: list[tuple[Space, Put]]
-    locks: dict[Key, Expectation | None]
+    locks: dict[Key, Mapping[Key, Expectation]]
 
 
 async def _commit_in_general(txn: Transaction) -> Reply:
@@ -231,9 +232,7 @@ async def _request(sending: _Sending) -> CommitRequest:
     for rules in sending.rules:
         guards[rules.key] = rules.expected
         if txn.mode != modes.PESSIMISTIC and _writes_to(txn, rules.space):
-            expected = sending.locks.get(rules.locks_key, ABSENT)
-            if expected is not None:
-                guards[rules.locks_key] = expected
+            guards.update(sending.locks.get(rules.locks_key, {rules.locks_key: ABSENT}))
         if rules.pending:
             sending.published.append((rules.space, rules.publication()))
     if sending.records or sending.published or txn.chains:
@@ -268,8 +267,9 @@ async def _repair(sending: _Sending, refused: CommitRefused, request: CommitRequ
         await _relearn(sending, learnable)
     relearnt = [sending.rules[number].key for number in learnable]
     guarded = learn_guards(txn, refused.clashes) if txn.guards or txn.held else ()
-    locked = [rules.space for rules in sending.rules if rules.locks_key in failed]
-    keys_of_locks = [space.locks_key for space in locked]
+    expected = {rules.space: {rules.locks_key, *sending.locks.get(rules.locks_key, ())} for rules in sending.rules}
+    locked = [space for space, keys in expected.items() if not failed.isdisjoint(keys)]
+    keys_of_locks = [key for space in locked for key in expected[space]]
     repairable = {*found, *relearnt, *guarded, *keys_of_locks, *(txn.chains or {})} - request.reads.keys()
     if not all(clash.kind != "range" and clash.key in repairable for clash in refused.clashes):
         return False

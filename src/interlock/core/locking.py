@@ -7,8 +7,9 @@ How locks are kept is the business of `interlock.layers.locks`, which the core k
 - **Every writing commit of every mode** expects of each resource that it writes to that nobody holds a lock there: one
   expectation more on one key, ``Space.locks_key``, which is absent unless somebody does. If it is there, the session
   looks at the locks; it waits for those in its way and sends the same commit again, expecting the very state of the
-  locks that it has seen. So between a grant and the end of the holder nobody writes what is locked: a commit from
-  before the grant is in the state that the holder reads, and one from after it has seen the lock.
+  locks that it has seen: of ``locks_key``, and of every other record in which a lock on what it writes could lie. So
+  between a grant and the end of the holder nobody writes what is locked: a commit from before the grant is in the state
+  that the holder reads, and one from after it has seen the lock.
 - **Reads move forward.** The commit that grants a lock is conditional on the tenure, so at its point all locks taken
   before are still held, and what was read under them is unchanged. The session's snapshot is therefore moved to that
   point, as `interlock.core.extension` does after a validation, and all that it reads is from one state.
@@ -17,7 +18,7 @@ How locks are kept is the business of `interlock.layers.locks`, which the core k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from interlock.core import isolation as modes
@@ -50,9 +51,10 @@ class Locking(Protocol):
         """Lock everything that earlier attempts have read and written, before anything is read. False if that was not
         to be had in time; then nothing is locked."""
 
-    async def give_way(self, txn: Transaction, space: Space, spans: Sequence[Span]) -> Expectation | None:
-        """Wait until nobody else holds a lock on what is about to be written; what the commit has to expect of
-        ``locks_key`` then (None: nothing, the transaction's own locks cover it). Raises `LockTimeoutError`."""
+    async def give_way(self, txn: Transaction, space: Space, spans: Sequence[Span]) -> Mapping[Key, Expectation]:
+        """Wait until nobody else holds a lock on what is about to be written; what the commit has to expect then, of
+        ``locks_key`` and of other records of locks (nothing: the transaction's own locks cover it). Raises
+        `LockTimeoutError`."""
 
     async def let_go(self, txn: Transaction) -> None:
         """The transaction has ended: release its locks."""
@@ -108,10 +110,11 @@ async def lock(
         raise
 
 
-async def give_way(txn: Transaction, space: Space) -> Expectation | None:
+async def give_way(txn: Transaction, space: Space) -> Mapping[Key, Expectation]:
     """Wait for the holders of locks on what a transaction writes to a space; see `Locking.give_way`."""
     locking = txn.engine.locking
-    return ABSENT if locking is None else await locking.give_way(txn, space, written(txn, space))
+    spans = written(txn, space)
+    return {space.locks_key: ABSENT} if locking is None else await locking.give_way(txn, space, spans)
 
 
 async def let_go(txn: Transaction) -> Reply | None:

@@ -22,18 +22,19 @@ OPERATION: Final = "interlock.locks"
 """The operation name of these commits."""
 POLL_SECONDS: Final = 1.0
 """The longest wait before looking again without news."""
-_KNOWN: Final = 1024
+_KNOWN: Final = 4096
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A table: of a resource's locks, or of one lease. ``name`` is for people, ``whole`` is the target that covers it,
-    ``durable``: grants survive a crash of the engine."""
+    """A table, or a part of one: of a resource's locks, or of one lease. ``name`` is for people, ``whole`` is the
+    target that covers it, ``durable``: grants survive a crash of the engine, ``splits``: it may be split."""
 
     kind: Kind
     key: Key
     name: str
     whole: Target
     durable: bool
+    splits: bool = False
 
 
 class Desk:
@@ -53,11 +54,11 @@ class Desk:
         """The id of a new owner."""
         return f"{self.engine.new_id():032x}"
 
-    def remember(self, place: Place, expected: Expectation, table: Table) -> None:
-        """Note a table for the next guess."""
+    def remember(self, key: Key, expected: Expectation, table: Table) -> None:
+        """Note a table, or a part of one, for the next guess."""
         if len(self.tables) >= _KNOWN:
             self.tables.clear()
-        self.tables[place.key] = (expected, table)
+        self.tables[key] = (expected, table)
 
     def close(self) -> None:
         """The store is closed."""
@@ -74,5 +75,5 @@ def table_of(place: Place, entry: Entry | None) -> tuple[Expectation, Table]:
 
 
 def put_table(place: Place, table: Table) -> Write:
-    """The write of a table; an empty one is no record at all."""
-    return place.kind.put(table.plain()) if table.seats else Delete()
+    """The write of a table; an empty one is no record at all, unless it is split."""
+    return place.kind.put_plain(table.plain()) if table.seats or table.split else Delete()

@@ -98,17 +98,18 @@ class Holding:
         if self.announced:
             outside.set(tuple(holding for holding in outside.get() if holding is not self))
         tenure, desk = self.tenure, self.desk
+        places = list(tenure.seated.values()) or [self.place]
         desk.keeper.remove(tenure)
         try:
-            owned = await release(desk, desk.ledger, tenure, [self.place])
+            owned = await release(desk, desk.ledger, tenure, places)
         except InterlockError as failure:
-            release_later(desk, tenure, [self.place])
+            release_later(desk, tenure, places)
             if error is not None and not cancelled:
                 error.add_note(f"interlock: {self.place.name} could not be given back yet: {failure}")
                 return
             raise
         except BaseException:
-            release_later(desk, tenure, [self.place])
+            release_later(desk, tenure, places)
             raise
         finally:
             for act in tuple(tenure.on_loss):

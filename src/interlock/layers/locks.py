@@ -13,7 +13,7 @@ of waiting are broken at the youngest (`interlock.layers.rings`), and the age is
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -23,9 +23,9 @@ from interlock.core.locking import Footprint
 from interlock.core.space import Space
 from interlock.core.transaction import Transaction, current
 from interlock.errors import ConflictError, InterlockError, UsageError
-from interlock.layers import queues
+from interlock.layers import parts, queues
 from interlock.layers.contests import Contest
-from interlock.layers.desks import Desk, Place, table_of
+from interlock.layers.desks import Desk, Place
 from interlock.layers.errors import DeadlockError, LeaseLostError, LockTimeoutError
 from interlock.layers.ledger import Kind
 from interlock.layers.queues import Target
@@ -44,7 +44,7 @@ outside: ContextVar[tuple[Any, ...]] = ContextVar("interlock_locks", default=())
 def place_of(space: Space) -> Place:
     """The table of a resource's locks."""
     whole = space.span(None, None, None)
-    return Place(LOCKS, space.locks_key, f"resource {space.name!r}", Target(*whole), durable=False)
+    return Place(LOCKS, space.locks_key, f"resource {space.name!r}", Target(*whole), durable=False, splits=True)
 
 
 class Locked:
@@ -140,28 +140,33 @@ class Locks(Desk):
         until = self.engine.runtime.monotonic() + txn.lock_timeout_seconds
         return until if txn.deadline is None else min(until, txn.deadline)
 
-    async def give_way(self, txn: Transaction, space: Space, spans: Sequence[Span]) -> Expectation | None:
+    async def give_way(self, txn: Transaction, space: Space, spans: Sequence[Span]) -> Mapping[Key, Expectation]:
         """See `Locking.give_way`. Whoever holds locks itself queues for these, too: only then are rings found."""
         place, targets = place_of(space), [Target(*span) for span in spans]
         if txn.held is not None:
             await self._take(txn, space, targets, ())
-            return None
-        until = self._until(txn)
+            return {}
+        until, split = self._until(txn), True
         while True:
-            reading = await self.engine.backend.read((place.key,))
-            expected, table = table_of(place, reading.entries[0])
+            view = await parts.look(self.ledger, place, split=split)
+            split = view.main.split
+            if view.is_idle and not view.main.seats:
+                await parts.unite(self.ledger, place, view, txn.agent)
+                continue
             own = self._own(txn)
-            seats = [seat for seat in queues.holders_of(table, targets) if seat.owner not in own]
+            seats = [seat for seat in queues.holders_of(view.all, targets) if seat.owner not in own]
             if not seats:
-                return expected
+                return {place.key: view.expected, **view.expectations(place, targets)}
             dead, patience = await judge(self, self.ledger, seats)
             if dead:
-                await remove(self.ledger, place, expected, table, dead, txn.agent)
+                await remove(self.ledger, place, view, dead, txn.agent)
                 continue
             left = until - self.engine.runtime.monotonic()
             if left <= 0:
                 raise _timeout(txn, place, tuple(dict.fromkeys(seat.agent for seat in seats)))
-            await self.engine.backend.wait(reading.token, max(0.001, min(left, patience)), (place.key,))
+            assert view.token is not None  # it was read
+            keys = parts.watched(place, view, targets)
+            await self.engine.backend.wait(view.token, max(0.001, min(left, patience)), keys)
 
     def _own(self, txn: Transaction) -> set[str]:
         """The owners whose locks are this transaction's own: it is fenced with them, or they are held around it in the
@@ -180,9 +185,9 @@ class Locks(Desk):
             return
         txn.held = None
         self.keeper.remove(held.tenure)
-        places = list(held.tenure.places.values())
-        if not places:
+        if not held.tenure.places:
             return
+        places = list(held.tenure.seated.values())
         try:
             await release(self, self.ledger, held.tenure, places)
         except InterlockError:  # how the transaction ended is known; the rest is done in the background
@@ -200,7 +205,7 @@ class Locks(Desk):
             txn.held = None
             self.keeper.remove(held.tenure)
             if held.tenure.places:
-                release_later(self, held.tenure, list(held.tenure.places.values()))
+                release_later(self, held.tenure, list(held.tenure.seated.values()))
             return
         with contextlib.suppress(StopIteration):
             self.let_go(txn).send(None)

@@ -9,8 +9,9 @@ came earlier. So nobody is overtaken, and readers that keep coming do not starve
 something that the earlier one waits for does not queue behind it, since that could only end as a deadlock; this is what
 lets a shared lock be made exclusive.
 
-A wish of several targets is granted as a whole or not at all. A table is changed only as a whole record under
-compare-and-swap (`interlock.layers.contests`), so these functions see one state and decide one next state.
+A wish of several targets is granted as a whole or not at all. A table is changed only under compare-and-swap
+(`interlock.layers.contests`), so these functions see one state and decide one next state. A table that many use for
+different keys is *split*: what its owners hold may then lie in its parts as well, see `interlock.layers.parts`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ class Target(NamedTuple):
     def clashes_with(self, other: Target) -> bool:
         """Whether two owners cannot hold these at once."""
         return not (self.shared and other.shared) and self.start < other.stop and other.start < self.stop
+
+    @property
+    def is_key(self) -> bool:
+        """Whether this is the range of a single key."""
+        return self.stop == self.start + b"\0"
 
     def covers(self, other: Target) -> bool:
         """Whether to hold this is to hold the other."""
@@ -59,19 +65,20 @@ class Seat(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True):
-    """All seats, by owner."""
+    """All seats, by owner. ``turns`` counts those who have queued; ``split``: it has parts beside it."""
 
     seats: dict[str, Seat]
     turns: int = 0
+    split: bool = False
 
-    def plain(self) -> Any:
-        """As plain data, for a record."""
+    def plain(self) -> list[Any]:
+        """As the plainest data, for a record: only what msgpack keeps as it is (an age has 128 bits)."""
         rows = [
-            (s.owner, s.agent, s.born, s.ttl_seconds, tuple(map(tuple, s.held)), tuple(map(tuple, s.wants)), s.turn,
-             s.victim)
+            [s.owner, s.agent, f"{s.born:x}", s.ttl_seconds, list(map(list, s.held)), list(map(list, s.wants)), s.turn,
+             s.victim]
             for s in self.seats.values()
         ]  # fmt: skip
-        return (self.turns, rows)
+        return [self.turns, rows, True] if self.split else [self.turns, rows]
 
     def seat(self, owner: str) -> Seat | None:
         """The seat of an owner."""
@@ -82,12 +89,12 @@ class Table(msgspec.Struct, frozen=True):
         seats = {**self.seats, seat.owner: seat}
         if not (seat.held or seat.wants):
             del seats[seat.owner]
-        return Table(seats, self.turns)
+        return Table(seats, self.turns, self.split)
 
     def without(self, owners: Iterable[str]) -> Table:
         """The table without some owners."""
         gone = set(owners)
-        return Table({owner: seat for owner, seat in self.seats.items() if owner not in gone}, self.turns)
+        return Table({owner: seat for owner, seat in self.seats.items() if owner not in gone}, self.turns, self.split)
 
 
 EMPTY: Final = Table({})
@@ -97,14 +104,14 @@ def from_plain(value: Any) -> Table:
     """The table of a record; an empty one where there is none. Raises `ValueError` or `TypeError` for what is none."""
     if value is None:
         return EMPTY
-    turns, rows = value
+    turns, rows, *split = value
     seats = {}
     for owner, agent, born, ttl_seconds, held, wants, turn, victim in rows:
         seats[owner] = Seat(
-            owner, agent, born, ttl_seconds, tuple(Target(*t) for t in held), tuple(Target(*t) for t in wants), turn,
-            victim,
+            owner, agent, int(born, 16), ttl_seconds, tuple(Target(*t) for t in held), tuple(Target(*t) for t in wants),
+            turn, victim,
         )  # fmt: skip
-    return Table(seats, turns)
+    return Table(seats, turns, split == [True])
 
 
 def in_the_way(table: Table, owner: str, wants: Sequence[Target]) -> list[Seat]:
@@ -125,6 +132,16 @@ def in_the_way(table: Table, owner: str, wants: Sequence[Target]) -> list[Seat]:
 def holders_of(table: Table, targets: Sequence[Target], *, but: str = "") -> list[Seat]:
     """The seats that hold something in the way of these targets; nobody's place in the queue counts."""
     return [seat for seat in table.seats.values() if seat.owner != but and _clash(seat.held, targets)]
+
+
+def together(table: Table, parts: Iterable[Table]) -> Table:
+    """A table and its parts as if they were one: what each owner holds in any of them."""
+    seats = dict(table.seats)
+    for part in parts:
+        for owner, seat in part.seats.items():
+            have = seats.get(owner)
+            seats[owner] = seat if have is None else msgspec.structs.replace(have, held=(*have.held, *seat.held))
+    return Table(seats, table.turns, table.split)
 
 
 def _clash(some: Sequence[Target], others: Sequence[Target]) -> bool:
@@ -154,7 +171,7 @@ def queued(table: Table, seat: Seat, wants: Sequence[Target]) -> Table:
     """The table in which an owner waits, behind everybody who does already."""
     turn = table.turns + 1
     waiting = msgspec.structs.replace(seat, wants=tuple(wants), turn=turn, victim=False)
-    return Table(table.with_seat(waiting).seats, turn)
+    return Table(table.with_seat(waiting).seats, turn, table.split)
 
 
 def given_up(table: Table, owner: str) -> Table:
@@ -168,7 +185,7 @@ def given_up(table: Table, owner: str) -> Table:
 def condemned(table: Table, owner: str) -> Table:
     """The table in which a waiting owner is told to give way."""
     seat = table.seats[owner]
-    return Table({**table.seats, owner: msgspec.structs.replace(seat, victim=True)}, table.turns)
+    return table.with_seat(msgspec.structs.replace(seat, victim=True))
 
 
 def ring(edges: dict[str, list[str]], owner: str) -> list[str]:

@@ -7,14 +7,19 @@ comes first; of an owner that gives back it expects the tenure, so that nothing 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from interlock.errors import SnapshotTooOldError
-from interlock.layers import queues
+from interlock.layers import parts, queues
 from interlock.layers.desks import OPERATION, POLL_SECONDS, WAITS, Desk, Place, put_table, table_of
 from interlock.layers.ledger import Ledger, is_expired
-from interlock.layers.queues import Seat, Table
+from interlock.layers.parts import Known, View
+from interlock.layers.queues import Seat
 from interlock.layers.tenures import PULSES, TENURES, Tenure, takeover
-from interlock.model import ABSENT, CommitRefused, Delete, Entry, Expectation, Key, Write
+from interlock.model import ABSENT, CommitRefused, Delete, Entry, Expectation, Key, Token, Write
+
+_TOGETHER: Final = 3
+"""How often to try to leave several tables at once."""
 
 
 async def judge(
@@ -36,16 +41,13 @@ async def judge(
 
 
 async def remove(
-    ledger: Ledger,
-    place: Place,
-    expected: Expectation,
-    table: Table,
-    dead: Mapping[str, tuple[Entry | None, Entry | None]],
-    agent: str,
+    ledger: Ledger, place: Place, view: View, dead: Mapping[str, tuple[Entry | None, Entry | None]], agent: str
 ) -> bool:
-    """End dead owners and take them out of a table; False if anything has changed meanwhile."""
-    writes: dict[Key, Write] = {place.key: put_table(place, table.without(dead))}
-    expectations: dict[Key, Expectation] = {place.key: expected}
+    """End dead owners and take them out of a table and its parts; False if anything has changed meanwhile."""
+    writes: dict[Key, Write] = {}
+    expectations: dict[Key, Expectation] = {}
+    for key, (expected, _, table) in parts.without(place, view, dead).items():
+        writes[key], expectations[key] = put_table(place, table), expected
     for owner, (tenure, pulse) in dead.items():
         more, conditions = takeover(owner, tenure, pulse)
         writes.update(more)
@@ -60,51 +62,97 @@ async def remove(
 
 async def release(desk: Desk, ledger: Ledger, tenure: Tenure, places: Sequence[Place]) -> bool:
     """End a tenure and take it out of its tables. What is somebody else's by now is left alone; True if it was the
-    owner's to the end."""
-    owned = False
+    owner's to the end.
+
+    All at once in one commit; where that does not succeed because others change the same tables all the time, in one
+    after another. With the first of them the tenure is over, so that in the others nobody has to wait for it."""
     takes_turns = ledger.runtime is desk.engine.runtime
-    for place in places:
-        turn = object()
-        entered = takes_turns and await desk.gates.enter(place.key, turn)
-        try:
-            owned = await _leave(desk, ledger, tenure, place) or owned
-        finally:
-            if entered:
-                desk.gates.leave(place.key, turn)
-    return owned
+    turn = object()
+    entered: list[Key] = []
+    places = sorted(places, key=lambda place: place.key)
+    try:
+        for place in places if takes_turns else ():
+            await desk.gates.enter(place.key, turn)
+            entered.append(place.key)
+        if takes_turns and await _leave_as_known(desk, ledger, tenure, places):
+            return True
+        for _ in range(_TOGETHER if len(places) > 1 else 0):
+            owned = await _leave(desk, ledger, tenure, places)
+            if owned is not None:
+                return owned
+        return any([await _leave_one(desk, ledger, tenure, place) for place in places])
+    finally:
+        for key in entered:
+            desk.gates.leave(key, turn)
 
 
-async def _leave(desk: Desk, ledger: Ledger, tenure: Tenure, place: Place) -> bool:
-    """`release` of one table."""
+async def _leave_one(desk: Desk, ledger: Ledger, tenure: Tenure, place: Place) -> bool:
     while True:
-        reading = await ledger.backend.read((place.key, tenure.key, tenure.pulse_key))
-        _, mine, pulse = reading.entries
-        expected, table = table_of(place, reading.entries[0])
-        new = table.without((tenure.owner,))
-        writes, expectations = takeover(tenure.owner, mine, pulse)
-        del expectations[tenure.pulse_key]  # a renewal that comes in between changes nothing
-        live = mine is not None and mine.value is not None
-        if tenure.owner in table.seats:
-            writes[place.key], expectations[place.key] = put_table(place, new), expected
-            writes[WAITS.key(tenure.owner)] = Delete()
-        if not writes:
-            return False
-        try:
-            if place.durable:  # a lease, for which nobody waits in the middle of a transaction
-                done = await ledger.gathered(
-                    writes, expectations, agent=tenure.agent, durable=False, snapshot=reading.token
-                )
-            else:
-                done = await ledger.commit(
-                    writes, expectations, agent=tenure.agent, durable=False, quiet=True, snapshot=reading.token,
-                    operation=OPERATION,
-                )  # fmt: skip
-        except (CommitRefused, SnapshotTooOldError):
-            continue
-        if place.key in writes and done.version is not None:
-            desk.remember(place, done.version if new.seats else ABSENT, new)
-        expired = tenure.strict and (pulse is None or pulse.value is None or is_expired(pulse, reading.at))
+        owned = await _leave(desk, ledger, tenure, (place,))
+        if owned is not None:
+            return owned
+
+
+async def _leave_as_known(desk: Desk, ledger: Ledger, tenure: Tenure, places: Sequence[Place]) -> bool:
+    """`release` of locks without a look, from the tables as this process has written them last. False: look."""
+    if tenure.version is None or tenure.loss is not None or any(place.durable for place in places):
+        return False
+    known = {place.key: desk.tables.get(place.key) for place in places}
+    if not all(each is not None and tenure.owner in each[1].seats for each in known.values()):
+        return False
+    found = {key: each for key, each in known.items() if each is not None}
+    writes: dict[Key, Write] = {tenure.key: Delete(), tenure.pulse_key: Delete()}
+    return await _send(desk, ledger, tenure, places, found, writes, {tenure.key: tenure.version}, tenure.token)
+
+
+async def _leave(desk: Desk, ledger: Ledger, tenure: Tenure, places: Sequence[Place]) -> bool | None:
+    """`release` from the tables as they are now; None if they have changed meanwhile."""
+    reading = await ledger.backend.read((tenure.key, tenure.pulse_key, *[place.key for place in places]))
+    mine, pulse, *entries = reading.entries
+    writes, expectations = takeover(tenure.owner, mine, pulse)
+    del expectations[tenure.pulse_key]  # a renewal that comes in between changes nothing
+    live = mine is not None and mine.value is not None
+    found = {place.key: table_of(place, entry) for place, entry in zip(places, entries, strict=True)}
+    found = {key: known for key, known in found.items() if tenure.owner in known[1].seats}
+    if not (writes or found):
+        return False
+    expired = tenure.strict and (pulse is None or pulse.value is None or is_expired(pulse, reading.at))
+    if await _send(desk, ledger, tenure, places, found, writes, expectations, reading.token):
         return live and not expired
+    return None
+
+
+async def _send(
+    desk: Desk,
+    ledger: Ledger,
+    tenure: Tenure,
+    places: Sequence[Place],
+    found: Mapping[Key, Known],
+    writes: dict[Key, Write],
+    expectations: dict[Key, Expectation],
+    token: Token | None,
+) -> bool:
+    """Take an owner out of the tables in which it was found; False if they have changed meanwhile."""
+    place = places[0]
+    tables = {key: table.without((tenure.owner,)) for key, (_, table) in found.items()}
+    for key, (expected, _) in found.items():
+        writes[key], expectations[key] = put_table(place, tables[key]), expected
+    if tenure.queued:
+        writes[WAITS.key(tenure.owner)] = Delete()
+    try:
+        if place.durable:  # a lease, for which nobody waits in the middle of a transaction
+            done = await ledger.gathered(writes, expectations, agent=tenure.agent, durable=False, snapshot=token)
+        else:
+            done = await ledger.commit(
+                writes, expectations, agent=tenure.agent, durable=False, quiet=True, snapshot=token,
+                operation=OPERATION,
+            )  # fmt: skip
+    except (CommitRefused, SnapshotTooOldError):
+        return False
+    for key, table in tables.items():
+        if done.version is not None:
+            desk.remember(key, done.version if table.seats or table.split else ABSENT, table)
+    return True
 
 
 def release_later(desk: Desk, tenure: Tenure, places: Sequence[Place]) -> None:
@@ -120,7 +168,7 @@ def give_back(desk: Desk, tenure: Tenure, place: Place, *, only_wishes: bool) ->
     """In the background: take an owner out of a table; or, if it holds other things, only what it waits for."""
     if not only_wishes:
         desk.keeper.remove(tenure)
-        release_later(desk, tenure, [place])
+        release_later(desk, tenure, list(tenure.seated.values()))
         return
 
     async def withdraw(ledger: Ledger) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from interlock.errors import (
     SnapshotTooOldError,
 )
-from interlock.layers import queues
+from interlock.layers import parts, queues
 from interlock.layers.desks import WAITS, Place, put_table, table_of
 from interlock.layers.errors import DeadlockError
 from interlock.layers.ledger import Ledger
@@ -75,11 +75,10 @@ async def _ring(ledger: Ledger, own: Tenure, place: Place, table: Table) -> list
             reading = await ledger.backend.read([WAITS.key(owner) for owner in unknown])
             found = {owner: WAITS.load(entry) for owner, entry in zip(unknown, reading.entries, strict=True)}
             places.update((owner, key) for owner, key in found.items() if key is not None)
-            missing = list(dict.fromkeys(key for key in found.values() if key is not None and key not in tables))
-            if missing:
-                entries = (await ledger.backend.read(missing)).entries
-                for key, entry in zip(missing, entries, strict=True):
-                    tables[key] = table_of(msgspec.structs.replace(place, key=key), entry)[1]
+            for key in found.values():
+                if key is not None and key not in tables:
+                    there = msgspec.structs.replace(place, key=key)
+                    tables[key] = (await parts.look(ledger, there, split=False)).all
         following: list[str] = []
         for owner in frontier:
             where = tables.get(places.get(owner, b""))

@@ -61,7 +61,11 @@ class Tenure:
         self.confirmed = 0.0
         """When the last renewal that succeeded was begun, by the own monotonic clock."""
         self.places: dict[Key, Any] = {}
-        """The tables in which it holds something."""
+        """The tables, and parts of tables, in which it holds something."""
+        self.seated: dict[Key, Any] = {}
+        """Those in which it may have a seat: it holds something there, waits there, or does not know."""
+        self.queued = False
+        """Whether it has ever waited."""
         self.loss: LeaseError | None = None
         self.on_loss: list[Callable[[], object]] = []
 
