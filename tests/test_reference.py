@@ -20,9 +20,11 @@ import interlock
 from interlock import codec, errors, keys
 from interlock.cli.app import app
 from interlock.cli.exits import Exit
+from interlock.core.options import DEFAULTS
 from interlock.layers.effects.dispatching import HANDLER_RETRY
 from interlock.layers.effects.journal import CLAIM_SECONDS
 from interlock.layers.effects.store import WAIT_SECONDS
+from interlock.layers.locks import TTL_SECONDS as LOCK_SECONDS
 from interlock.model import Limits
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
@@ -90,6 +92,12 @@ def limit_table() -> str:
         ("attempts of one `run`", f"{policy.max_attempts} (`RetryPolicy.max_attempts`)", "RetriesExhaustedError"),
         ("time for attempts", f"{policy.max_seconds:,} s (`RetryPolicy.max_seconds`)", "RetriesExhaustedError"),
         ("pause between two attempts", f"{policy.cap_seconds:,} s (`RetryPolicy.cap_seconds`)", ""),
+        (
+            "locks of a process that has died",
+            f"{LOCK_SECONDS:g} s (`ttl_seconds` of `lock`), renewed while it lives",
+            "",
+        ),
+        ("waiting for a lock", f"{DEFAULTS.lock_timeout_seconds:g} s (`lock_timeout_seconds`)", "LockTimeoutError"),
         ("claim of an effect's execution", f"{CLAIM_SECONDS:,.0f} s (`claim_seconds`), renewed while the act runs", ""),
         ("waiting for an effect's result", f"{WAIT_SECONDS:,.0f} s (`wait_seconds`)", "EffectInProgressError"),
         ("attempts of an effect's handler", f"{HANDLER_RETRY.max_attempts} (`retry` of the handler)", ""),

@@ -590,6 +590,7 @@ SPANNING = (
 )
 
 LOCKS = ("tests/layers/test_locks.py",)
+PARTS = ("tests/layers/test_parts.py",)
 
 LOCKING = (
     Defect(
@@ -614,6 +615,40 @@ LOCKING = (
             ),
         ),
         LOCKS,
+    ),
+    Defect(
+        "a key is taken in a part without a look at the whole table",
+        "interlock.layers.contests",
+        (
+            (
+                "self._write(taken, {place.key: expected}, fetch, granting=True)",
+                "self._write(taken, {}, fetch, granting=True)",
+            ),
+        ),
+        PARTS,
+    ),
+    Defect(
+        "a range is granted whatever happens in the parts",
+        "interlock.layers.parts",
+        (("if self.parts else {}", "if self.parts and False else {}"),),
+        PARTS,
+    ),
+    Defect(
+        "a split table is removed while its parts are in use",
+        "interlock.layers.parts",
+        (("{place.key: view.expected, **dict.fromkeys(view.parts, ABSENT)}", "{place.key: view.expected}"),),
+        PARTS,
+    ),
+    Defect(
+        "who waits is not woken by the parts",
+        "interlock.layers.parts",
+        (
+            (
+                "return (place.key, *relevant(place, targets)) if view.main.split else (place.key,)",
+                "return (place.key,)",
+            ),
+        ),
+        PARTS,
     ),
 )
 

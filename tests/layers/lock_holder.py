@@ -1,5 +1,5 @@
 """A process that holds a lock on the key ``n``, by a pessimistic session or by `SharedResource.lock`, and dies or is
-stopped while it does.
+stopped while it does. "default" as the way: a session whose locks live as long as they do for everybody.
 
 It says "held" on a line of its own, waits for a line, commits what it has read plus one, and says what came of it."""
 
@@ -17,7 +17,8 @@ TTL_SECONDS = 1.0
 
 
 def main(url: str, options: str, how: str) -> None:
-    locks.TTL_SECONDS = TTL_SECONDS  # type: ignore[misc]
+    if how != "default":
+        locks.TTL_SECONDS = TTL_SECONDS  # type: ignore[misc]
     with sync.open(url, agent="holder", **json.loads(options)) as store:
         stock = store.resource("stock")
         try:
@@ -25,7 +26,7 @@ def main(url: str, options: str, how: str) -> None:
                 fence: Any = None
                 if how == "lock":
                     fence = stack.enter_context(stock.lock("n", ttl_seconds=TTL_SECONDS))
-                isolation: Any = "pessimistic" if how == "session" else "none"
+                isolation: Any = "none" if how == "lock" else "pessimistic"
                 session = stack.enter_context(stock.session(isolation=isolation, fence=fence))
                 value = session.read("n", 0)
                 session.write("n", value + 1)

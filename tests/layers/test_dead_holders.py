@@ -6,6 +6,7 @@ then validation alone keeps the count right."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import signal
 import subprocess
@@ -18,9 +19,13 @@ from typing import Any
 
 import pytest
 
+import interlock
 import zygote
 from cases.support import World, in_worlds
-from interlock import InterlockError, sync
+from interlock import InterlockError, RetryPolicy, sync
+from interlock.core.options import DEFAULTS
+from interlock.layers.desks import POLL_SECONDS
+from interlock.layers.locks import TTL_SECONDS as TTL_SECONDS_OF_SESSIONS
 from layers.lock_holder import TTL_SECONDS
 from redis_servers import redis_server
 from servers import postgresql_server
@@ -67,6 +72,36 @@ async def test_a_killed_holder_of_locks_is_waited_for_no_longer_than_they_live(
         await stock.run(add_ten, isolation=mode, lock_timeout_seconds=60)
         assert time.monotonic() - begun < TTL_SECONDS + SLACK_SECONDS
     assert await stock.read("n") == 10
+
+
+@in_worlds("sqlite-sync")
+async def test_the_locks_of_a_killed_process_are_had_within_the_usual_time(world: World) -> None:
+    """Nobody has chosen any time here: those who wait as long as they do as a rule get what a dead process held."""
+    once = RetryPolicy(max_attempts=1)
+    stock = world.open().resource("stock")
+
+    async def add(session: Any) -> None:
+        await session.add("n", 10)
+
+    async def write() -> None:
+        await world.open().resource("stock").run(add, retry=once)
+
+    with holder(world, "default") as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        writer = world.thread(write)
+        await stock.run(add, isolation="pessimistic", retry=once)
+        writer.result()
+    assert await stock.read("n") == 20
+
+
+@in_worlds("memory-async")
+async def test_locks_live_for_less_than_they_are_waited_for(world: World) -> None:
+    """Of `SharedResource.lock`, too; with room for the look after the end of that time."""
+    for lock in (interlock.SharedResource.lock, sync.SharedResource.lock):
+        defaults = {name: each.default for name, each in inspect.signature(lock).parameters.items()}
+        assert defaults["ttl_seconds"] == TTL_SECONDS_OF_SESSIONS
+        assert defaults["wait_seconds"] == DEFAULTS.lock_timeout_seconds >= TTL_SECONDS_OF_SESSIONS + 2 * POLL_SECONDS
 
 
 @pytest.mark.parametrize("how", ["session", "lock"])

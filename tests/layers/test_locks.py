@@ -300,8 +300,9 @@ async def test_the_last_to_queue_condemns_a_younger_one(world: World) -> None:
     while not any(seat[5] for _, seats in await records(world.open(), LOCKS) for seat in seats):
         await asyncio.sleep(0)
     closing = asyncio.ensure_future(old.write("b", 1))
-    with pytest.raises(DeadlockError):
+    with pytest.raises(DeadlockError) as caught:
         await waiting
+    assert set(caught.value.holders) == {"old", "young"}, "of the whole ring"
     await young.rollback()
     await closing
     await old.commit()

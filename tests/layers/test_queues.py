@@ -106,6 +106,6 @@ def test_rings() -> None:
 def test_condemned_and_pardoned() -> None:
     key = Target(b"a", b"a\0")
     table = queues.queued(EMPTY, seat_of(EMPTY, "one"), [key])
-    assert queues.condemned(table, "one").seats["one"].victim
-    assert queues.given_up(queues.condemned(table, "one"), "one") == Table({}, 1)
+    assert queues.condemned(table, "one", ("a", "b")).seats["one"].victim == ("a", "b")
+    assert queues.given_up(queues.condemned(table, "one", ("a", "b")), "one") == Table({}, 1)
     assert queues.given_up(table, "nobody") is table

@@ -183,12 +183,13 @@ class Contest:
         own = view.all.seats.get(owner)
         if self.waiting and (own is None or not own.wants):
             raise LeaseLostError(f"{self.place.name}: this owner was believed dead while it waited")
-        blockers = queues.in_the_way(view.all, owner, self.wants)
         if own is not None and own.victim:
             raise DeadlockError(
-                f"{self.place.name}: a ring of transactions waited for each other, and this one gives way",
-                holders=[seat.agent for seat in blockers],
+                f"{self.place.name}: a ring of transactions waited for each other, and this one, the youngest, gives "
+                f"way (agents {', '.join(own.victim)})",
+                holders=own.victim,
             )
+        blockers = queues.in_the_way(view.all, owner, self.wants)
         if not blockers:
             self.done = await self._grant(view, fetch)
             return 0.0

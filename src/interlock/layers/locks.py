@@ -34,8 +34,11 @@ from interlock.layers.tenures import TENURES, Tenure
 from interlock.model import Clash, Entry, Expectation, Key, Span
 
 LOCKS: Final = Kind("lock")
-TTL_SECONDS: Final = 30.0
-"""How long the locks of a transaction outlive its process."""
+TTL_SECONDS: Final = 5.0
+"""How long the locks of a transaction outlive its process: less than the ten seconds for which others wait as a rule,
+so that they get the locks of a dead process, and three times as long as it takes until they are renewed. A process that
+is stopped for longer loses them only if somebody else wants them, and then its commit is refused."""
+
 
 outside: ContextVar[tuple[Any, ...]] = ContextVar("interlock_locks", default=())
 """The locks outside sessions that the calling task or thread holds: `interlock.layers.holdings.Holding`s."""

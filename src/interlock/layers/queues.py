@@ -52,7 +52,7 @@ EVERYTHING: Final = Target(b"", b"\xff")
 
 class Seat(msgspec.Struct, frozen=True):
     """An owner in a table. ``born`` orders owners by age and is kept over retries; ``turn`` is its place in the queue
-    while it wants something; ``victim``: it was chosen to end a deadlock."""
+    while it wants something; ``victim``: the agents of the ring that it was chosen to end."""
 
     owner: str
     agent: str
@@ -61,7 +61,7 @@ class Seat(msgspec.Struct, frozen=True):
     held: tuple[Target, ...] = ()
     wants: tuple[Target, ...] = ()
     turn: int = 0
-    victim: bool = False
+    victim: tuple[str, ...] = ()
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ class Table(msgspec.Struct, frozen=True):
         """As the plainest data, for a record: only what msgpack keeps as it is (an age has 128 bits)."""
         rows = [
             [s.owner, s.agent, f"{s.born:x}", s.ttl_seconds, list(map(list, s.held)), list(map(list, s.wants)), s.turn,
-             s.victim]
+             list(s.victim)]
             for s in self.seats.values()
         ]  # fmt: skip
         return [self.turns, rows, True] if self.split else [self.turns, rows]
@@ -109,7 +109,7 @@ def from_plain(value: Any) -> Table:
     for owner, agent, born, ttl_seconds, held, wants, turn, victim in rows:
         seats[owner] = Seat(
             owner, agent, int(born, 16), ttl_seconds, tuple(Target(*t) for t in held), tuple(Target(*t) for t in wants),
-            turn, victim,
+            turn, tuple(victim),
         )  # fmt: skip
     return Table(seats, turns, split == [True])
 
@@ -162,15 +162,13 @@ def granted(table: Table, seat: Seat, wants: Sequence[Target], whole: Target) ->
     held += [target for target in wants if not any(have.covers(target) for have in held)]
     if len(held) > MANY_TARGETS:
         held = [Target(whole.start, whole.stop, all(target.shared for target in held))]
-    return table.with_seat(
-        msgspec.structs.replace(seat, held=tuple(dict.fromkeys(held)), wants=(), turn=0, victim=False)
-    )
+    return table.with_seat(msgspec.structs.replace(seat, held=tuple(dict.fromkeys(held)), wants=(), turn=0, victim=()))
 
 
 def queued(table: Table, seat: Seat, wants: Sequence[Target]) -> Table:
     """The table in which an owner waits, behind everybody who does already."""
     turn = table.turns + 1
-    waiting = msgspec.structs.replace(seat, wants=tuple(wants), turn=turn, victim=False)
+    waiting = msgspec.structs.replace(seat, wants=tuple(wants), turn=turn, victim=())
     return Table(table.with_seat(waiting).seats, turn, table.split)
 
 
@@ -179,13 +177,13 @@ def given_up(table: Table, owner: str) -> Table:
     seat = table.seats.get(owner)
     if seat is None:
         return table
-    return table.with_seat(msgspec.structs.replace(seat, wants=(), turn=0, victim=False))
+    return table.with_seat(msgspec.structs.replace(seat, wants=(), turn=0, victim=()))
 
 
-def condemned(table: Table, owner: str) -> Table:
-    """The table in which a waiting owner is told to give way."""
+def condemned(table: Table, owner: str, agents: Sequence[str]) -> Table:
+    """The table in which a waiting owner is told to give way, to end a ring of these agents."""
     seat = table.seats[owner]
-    return table.with_seat(msgspec.structs.replace(seat, victim=True))
+    return table.with_seat(msgspec.structs.replace(seat, victim=tuple(agents)))
 
 
 def ring(edges: dict[str, list[str]], owner: str) -> list[str]:

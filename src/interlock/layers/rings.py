@@ -9,6 +9,8 @@ need, and runs again; a real ring lasts until somebody does, so none is missed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from interlock.errors import (
@@ -29,8 +31,8 @@ async def broken(ledger: Ledger, tenure: Tenure, place: Place, table: Table) -> 
     if not seats:
         return False
     youngest = max(seats, key=lambda seat: seat.born)
+    agents = tuple(dict.fromkeys(seat.agent for seat in seats))
     if youngest.owner == tenure.owner:
-        agents = tuple(dict.fromkeys(seat.agent for seat in seats))
         raise DeadlockError(
             f"{place.name}: a ring of {len(seats)} transactions waited for each other, and this one, the "
             f"youngest, gives way (agents {', '.join(agents)})",
@@ -38,11 +40,11 @@ async def broken(ledger: Ledger, tenure: Tenure, place: Place, table: Table) -> 
         )
     if youngest.victim:  # it has been told already, and has to be waited for
         return False
-    await _condemn(ledger, tenure, place, youngest.owner)
+    await _condemn(ledger, tenure, place, youngest.owner, agents)
     return True
 
 
-async def _condemn(ledger: Ledger, tenure: Tenure, place: Place, owner: str) -> None:
+async def _condemn(ledger: Ledger, tenure: Tenure, place: Place, owner: str, agents: Sequence[str]) -> None:
     reading = await ledger.backend.read((WAITS.key(owner),))
     key = WAITS.load(reading.entries[0])
     if key is None:
@@ -55,7 +57,7 @@ async def _condemn(ledger: Ledger, tenure: Tenure, place: Place, owner: str) -> 
         return
     try:
         await ledger.commit(
-            {key: put_table(place, queues.condemned(table, owner))}, {key: expected},
+            {key: put_table(place, queues.condemned(table, owner, agents))}, {key: expected},
             agent=tenure.agent, durable=False, quiet=True, snapshot=found.token,
         )  # fmt: skip
     except (CommitRefused, SnapshotTooOldError):  # looked at again at the next wake-up

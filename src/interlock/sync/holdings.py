@@ -82,7 +82,7 @@ class Lockable:
         *keys: UserKey,
         agent: str | None = None,
         shared: bool = False,
-        ttl_seconds: float = 30,
+        ttl_seconds: float = 5,
         wait_seconds: float = 10,
     ) -> Lock:
         """``with stock.lock("a", "b") as lock:`` keeps everybody else from writing these keys meanwhile.
@@ -94,7 +94,8 @@ class Lockable:
             keys: which; none: the whole resource.
             agent: who holds it; default: the open session's agent, or the store's.
             shared: others may lock the same keys shared as well, and nobody may write them.
-            ttl_seconds: how long it stays held after the last renewal; renewed three times as often.
+            ttl_seconds: how long it stays held after the last renewal; renewed three times as often. Shorter than
+                others wait, so that they get what a dead process has held.
             wait_seconds: how long to wait.
 
         Raises: on entering `LockTimeoutError` with the holders; on leaving `LeaseLostError` if it was not held to the
