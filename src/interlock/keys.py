@@ -22,7 +22,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from interlock.errors import LimitExceededError, UsageError
+from interlock.errors import BackendCorruptError, LimitExceededError, UsageError
 from interlock.model import Key, Span
 
 UserKey = str | tuple[str | int, ...]
@@ -107,7 +107,7 @@ def _number(number: int) -> bytes:
 
 @lru_cache(maxsize=4096)  # whoever scans mostly meets the same keys again
 def decode(raw: bytes) -> UserKey:
-    """The key whose bytes these are. Raises `ValueError` for bytes that `encode` never makes."""
+    """The key whose bytes these are. Raises `BackendCorruptError` for bytes that `encode` never makes."""
     try:
         if raw[0] == _TEXT:
             text, end = _read_text(raw, 0)
@@ -123,7 +123,11 @@ def decode(raw: bytes) -> UserKey:
                 return tuple(parts)
     except (IndexError, ValueError):
         pass
-    raise ValueError(f"not the bytes of a key: {raw[:40].hex()}")
+    raise _damaged(raw)
+
+
+def _damaged(raw: bytes) -> BackendCorruptError:
+    return BackendCorruptError(f"a stored key cannot be read: {raw[:40].hex()}")
 
 
 def _read_part(raw: bytes, place: int) -> tuple[str | int, int]:
@@ -182,10 +186,14 @@ def resource_space(name: str) -> Key:
 
 
 def split(key: Key) -> tuple[str, UserKey] | None:
-    """The resource and the key of a stored user key; None for a system key."""
+    """The resource and the key of a stored user key; None for a system key. Raises `BackendCorruptError` for bytes that
+    are neither."""
     if key[:1] != USER:
         return None
-    name, end = _read_text(key, 1)
+    try:
+        name, end = _read_text(key, 1)
+    except (IndexError, ValueError):
+        raise _damaged(key) from None
     return name, decode(key[end:])
 
 

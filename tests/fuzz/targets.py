@@ -261,7 +261,10 @@ command_lines = st.lists(words, max_size=8)
 TARGETS = (
     Target("a stored value", _thaw, anything, (BackendCorruptError,)),
     Target("a value, there and back", _round_trip, values, ()),
-    Target("a stored key", keys.decode, st.one_of(st.binary(max_size=30), damaged(stored_keys)), (ValueError,)),
+    Target("a stored key", keys.decode, st.one_of(st.binary(max_size=30), damaged(stored_keys)),
+           (BackendCorruptError,)),
+    Target("a key of a resource", keys.split, damaged(stored_keys.map((keys.USER + b"\x02r\0").__add__)),
+           (BackendCorruptError,)),
     Target("a key", keys.encode, st.one_of(values, user_keys), (InterlockError,)),
     Target("a URL", _open, urls, (InterlockError,)),
     Target("a cursor", token_of, st.one_of(texts, tokens.map(lambda text: text[:-2]), tokens), (InterlockError,)),

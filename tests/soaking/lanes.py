@@ -58,7 +58,7 @@ _MACHINES: Final = 12
 SERVER_FAULTS: Final[tuple[FaultKind, ...]] = (
     "kill", "cut", "lost-reply", "reset", "syscall-kill", "silence", "stop", "restart", "delay", "clock",
 )  # fmt: skip
-FILE_FAULTS: Final[tuple[FaultKind, ...]] = ("kill", "syscall-kill", "stop", "io-error", "clock")
+FILE_FAULTS: Final[tuple[FaultKind, ...]] = ("kill", "syscall-kill", "stop", "io-error", "full-disk", "clock")
 
 
 def promised(name: str, mode: Isolation) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 from interlock.errors import UsageError
 from interlock.model import Token
 
+_LAST_POSITION = (1 << 63) - 1
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Token).decode
 
@@ -23,6 +24,9 @@ def token_of(cursor: str) -> Token:
     if type(cursor) is not str:
         raise UsageError(f"a cursor is a str, not {type(cursor).__name__}")
     try:
-        return _decode(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        token = _decode(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        if min(token.store, token.incarnation, token.position) < 0 or token.position > _LAST_POSITION:
+            raise ValueError("numbers that no token has")
     except (ValueError, msgspec.DecodeError):
         raise UsageError(f"not a cursor of a feed: {cursor[:60]!r}") from None
+    return token

@@ -12,7 +12,7 @@ from interlock.core.cursors import cursor_of, token_of
 from interlock.core.engine import Engine
 from interlock.core.moments import moment_of
 from interlock.core.refusals import transaction_text, version_text
-from interlock.errors import UsageError
+from interlock.errors import BackendCorruptError, UsageError
 from interlock.keys import UserKey as Key
 from interlock.model import Change as Record
 from interlock.model import Delete, Merge, Put, Settled, Span, Write
@@ -76,7 +76,9 @@ def change_of(record: Record) -> Change:
         if place is not None:
             writes[place] = _written(write)
         elif key.startswith(_STAGED) and type(write) is Put:
-            parts = list(keys.decode(key[len(_STAGED) :]))
+            parts = keys.decode(key[len(_STAGED) :])
+            if type(parts) is not tuple or len(parts) < 2:
+                raise BackendCorruptError(f"the key of a staged effect cannot be read: {key[:40].hex()}")
             effects.append((str(parts[1]), str(parts[0])))
     reads = {}
     for key, version in record.reads.items():

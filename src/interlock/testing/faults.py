@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import interlock
 from interlock import codec, keys, sync
-from interlock.errors import CommitUnknownError, UsageError
+from interlock.errors import BackendCorruptError, CommitUnknownError, UsageError
 from interlock.keys import UserKey
 from interlock.model import (
     ABSENT,
@@ -242,7 +242,7 @@ def _key_in(span: Span) -> Key:
     for tail in (b"", b"\0", keys.encode(RIVAL)):
         try:
             keys.split(span.start + tail)
-        except (ValueError, IndexError):
+        except BackendCorruptError:
             continue
         return span.start + tail
     raise AssertionError(f"no key fits into {span}")

@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import unquote, urlsplit
@@ -40,7 +40,7 @@ FAULTS: Final[dict[FaultKind, str]] = {
     "delay": "connections pass on slowly for a while",
     "restart": "the server is killed and started again, by the command or function that the run was given",
     "clock": "the wall clocks of the workers jump, each by its own hours",
-    "full-disk": "the file system of the file has no room for a while (SQLite, on a small file system)",
+    "full-disk": "the file has no room to grow for a while (SQLite; a small file system is filled, else by strace)",
 }
 """Fault -> what it does."""
 
@@ -67,13 +67,20 @@ def check(faults: tuple[FaultKind, ...], url: str, restarts: bool) -> None:
     for name in ("io-error", "full-disk"):
         if name in faults and scheme != "sqlite":
             raise UsageError(f"{name}: a fault of SQLite's file; {scheme}:// has none")
-    if {"syscall-kill", "io-error"} & set(faults) and shutil.which("strace") is None:
-        raise UsageError("syscall-kill and io-error need strace, which is not installed")
-    if "full-disk" in faults and shutil.disk_usage(_directory(url)).total > _LARGEST_FILLED_BYTES:
-        raise UsageError(
-            f"full-disk: fills the file system of {_directory(url)}, which is larger than 256 MiB; use a small one, "
-            f"such as: mount -t tmpfs -o size=64m tmpfs {_directory(url)}"
-        )
+    if shutil.which("strace") is None:
+        if {"syscall-kill", "io-error"} & set(faults):
+            raise UsageError("syscall-kill and io-error need strace, which is not installed")
+        if "full-disk" in faults and not _is_small(url):
+            raise UsageError(
+                f"full-disk: the file system of {_directory(url)} is larger than 256 MiB, so it is not filled, and "
+                "strace, which would refuse the writes instead, is not installed; use a small one, such as: mount -t "
+                f"tmpfs -o size=64m tmpfs {_directory(url)}"
+            )
+
+
+def _is_small(url: str) -> bool:
+    """Whether the file system of a SQLite file may be filled."""
+    return shutil.disk_usage(_directory(url)).total <= _LARGEST_FILLED_BYTES
 
 
 def _directory(url: str) -> Path:
@@ -161,7 +168,7 @@ class Troubles:
                     subprocess.run(self._restart, shell=True, check=True, stdout=subprocess.DEVNULL)
                 return 1
             case "full-disk":
-                return self._fill_disk()
+                return self._fill_disk() if _is_small(self._url) else self._refuse_room()
             case _:
                 return self._disturb(name)
 
@@ -196,7 +203,7 @@ class Troubles:
     def _kill_at_a_syscall(self, place: int) -> int:
         """Whether the worker died there. Calls are counted in each of its threads."""
         calls = "pwrite64,fdatasync,fsync" if self._url.startswith("sqlite:") else "sendto,write"
-        with self._traced(place, f"inject={calls}:signal=KILL:when={self._random.randint(1, 30)}"):
+        with self._traced([place], f"inject={calls}:signal=KILL:when={self._random.randint(1, 30)}"):
             died = self._workers.wait(place, seconds=2.0) == -signal.SIGKILL
         if not died:
             self._workers.kill(place)
@@ -206,23 +213,33 @@ class Troubles:
     def _break_syncs(self, place: int) -> int:
         """How many calls were told that the disk is broken."""
         first = self._random.randint(1, 5)
-        with self._traced(place, f"inject=fdatasync,fsync:error=EIO:when={first}..{first + 2}") as log:
+        with self._traced([place], f"inject=fdatasync,fsync:error=EIO:when={first}..{first + 2}") as log:
             self._pass(0.4, 0.6)
         return log.read_text(errors="replace").count("(INJECTED)")
 
+    def _refuse_room(self) -> int:
+        """Tell all workers for a while that there is no room for what they write into the file or its log. Their own
+        records are written by another call. How many writes were refused."""
+        with self._traced(range(len(self._workers)), "inject=pwrite64:error=ENOSPC") as log:
+            self._pass(0.2, 0.5)
+        return log.read_text(errors="replace").count("(INJECTED)")
+
     @contextlib.contextmanager
-    def _traced(self, place: int, what: str) -> Iterator[Path]:
-        """A worker under strace."""
+    def _traced(self, places: Iterable[int], what: str) -> Iterator[Path]:
+        """Workers under strace."""
         log = self._directory / f"strace-{self._turn}.log"
         calls = what.partition("=")[2].partition(":")[0]
+        processes = [word for place in places for word in ("-p", str(self._workers.pid(place)))]
         tracer = subprocess.Popen(
-            ["strace", "-f", "-o", str(log), "-e", f"trace={calls}", "-e", what, "-p", str(self._workers.pid(place))],
+            ["strace", "-f", "-o", str(log), "-e", f"trace={calls}", "-e", what, *processes],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )  # fmt: skip
         try:
             assert tracer.stderr is not None
-            said = tracer.stderr.readline()
-            if b"attached" not in said:
+            for _ in processes[::2]:
+                said = tracer.stderr.readline()
+                if b"attached" in said:
+                    continue
                 raise RuntimeError(f"strace cannot attach to a worker: {said.decode(errors='replace').strip()}")
             yield log
         finally:
