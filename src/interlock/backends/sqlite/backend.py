@@ -124,9 +124,9 @@ class SQLiteBackend:
             if not (request.writes or request.clears):
                 return reader.validate(request)
             checked = reader.check_spans(request)
-        reply: Reply = await self._engine.submit(
-            CommitJob(self._runtime.waiter(), request, checked), blocks=self.blocks
-        )
+        reply = self._engine.straight(request, checked, self._runtime)
+        if reply is None:
+            reply = await self._engine.submit(CommitJob(self._runtime.waiter(), request, checked))
         return reply
 
     async def outcome(self, transaction: TransactionId, *, fence: bool) -> tuple[Settled, Change | None]:

@@ -41,7 +41,7 @@ from interlock.model import (
     TransactionId,
 )
 
-_SIGN = 1 << 63
+SIGN = 1 << 63
 
 
 class Batch(State):
@@ -66,6 +66,8 @@ class Batch(State):
         self.forgotten = self.forgotten_fence = b""
         """The highest id of all, and of a fence, that compaction has dropped, this batch's included."""
         self.compacted = False
+        self.fresh = False
+        """Whether no changed key has had a row, which SQLite is to find out."""
         self.bytes = 0
         """About how many bytes the records take."""
 
@@ -156,7 +158,7 @@ class Batch(State):
         """Decide what a request changes that was judged and found good."""
         position = self.head + len(self.feed) + 1
         nonce = request.transaction & NONCE_MASK
-        signed = nonce if nonce < _SIGN else nonce - 2 * _SIGN
+        signed = nonce if nonce < SIGN else nonce - 2 * SIGN
         merged, cleared = None, ()
         change = changes.plain(request, self.rows, position, signed, self.now)
         if change is not None:
@@ -198,6 +200,6 @@ class Batch(State):
     def flush(self) -> None:
         """Write everything that was decided."""
         if self.changed:
-            put_current(self.connection, self.changed.values())
+            put_current(self.connection, self.changed.values(), fresh=self.fresh)
         if self.feed:
             put_feed(self.connection, self.feed)

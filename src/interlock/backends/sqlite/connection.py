@@ -29,6 +29,8 @@ _NETWORK: Final = {
     *("fuse.sshfs", "fuse.rclone", "fuse.s3fs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.ceph", "fuse.davfs2"),
 }
 CLOSED: Final = "this store is closed"
+BUSY: Final = 5
+"""SQLITE_BUSY."""
 FULL: Final = 13
 """SQLITE_FULL."""
 
@@ -80,6 +82,25 @@ def connect(path: str, *, busy_seconds: float, read_only: bool) -> Connection:
         connection.close()
         raise
     return connection
+
+
+def begin(connection: Connection, busy_seconds: float) -> None:
+    """Begin a write transaction on a connection whose patience is 0; wait if another program has the database."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        if code_of(error) != BUSY:
+            raise
+        set_patience(connection, busy_seconds)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        finally:
+            set_patience(connection, 0)
+
+
+def set_patience(connection: Connection, seconds: float) -> None:
+    """For how long SQLite waits for its own lock."""
+    connection.execute(f"PRAGMA busy_timeout={int(seconds * 1000)}")
 
 
 FAILURES: Final = (sqlite3.Error, msgspec.DecodeError, ValueError, TypeError, LookupError, OverflowError)

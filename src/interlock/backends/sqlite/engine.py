@@ -16,10 +16,11 @@ removes rows only from the old end and never the last one, a lost tail or a rest
 Spans are checked before the lock is taken, up to a position; inside the batch only what came after that position is
 looked at, and nothing can come after the look.
 
-Whoever asks for a commit waits for its job's answer, or is the writer for that long (`Writer.do`). The job is either
-taken back before the writer has taken it (then nothing was written), or answered by the writer (then the answer is
-true); see `interlock.backends.sqlite.jobs`. An interrupt that comes while the writer has the job waits for the answer,
-up to ``grace_seconds``, and then goes on with a note that says what it was.
+Whoever asks for a commit waits for its job's answer, or is the writer for that long
+(`interlock.backends.sqlite.straight`). The job is either taken back before the writer has taken it (then nothing was
+written), or answered by the writer (then the answer is true); see `interlock.backends.sqlite.jobs`. An interrupt that
+comes while the writer has the job waits for the answer, up to ``grace_seconds``, and then goes on with a note that says
+what it was.
 
 **Forks.** SQLite keeps, for each file and process, what the process has locked. A child inherits that knowledge
 but not the locks, so a connection of its own would think that it holds what it does not. Therefore whoever forks
@@ -48,7 +49,7 @@ from interlock.backends.sqlite.schema import Opened
 from interlock.backends.sqlite.waiting import News
 from interlock.backends.sqlite.writer import Writer
 from interlock.errors import UsageError
-from interlock.model import Reply
+from interlock.model import CommitRequest, Reply
 from interlock.ports import Runtime
 
 _FORKED: Final = (
@@ -129,17 +130,27 @@ class Engine:
                 )
             return self._writer
 
+    def straight(self, request: CommitRequest, checked: int, runtime: Runtime) -> Reply | None:
+        """Commit on the calling thread, if it may (`interlock.backends.sqlite.straight`); None if it may not."""
+        if runtime.suspends:
+            if request.durable or not request.quiet:
+                return None
+        elif threading.get_ident() == threading.main_thread().ident:
+            return None
+        self.check()
+        writer = self._writer
+        return None if writer is None else writer.straight.commit(request, checked, runtime)
+
     # -- jobs ----------------------------------------------------------------------------------------------------------
-    async def submit(self, job: Job, *, blocks: bool = False) -> Any:
-        """Have the writer do a job, and wait for its answer. ``blocks``: the caller may do it on its own thread."""
+    async def submit(self, job: Job) -> Any:
+        """Have the writer do a job, and wait for its answer."""
         self.check()
         writer = self._writer or self._started()
         accepted = True
         try:
-            if not (blocks and threading.get_ident() != threading.main_thread().ident and writer.do(job)):
-                accepted = writer.put(job)
-                if accepted:
-                    await job.waiter.wait()
+            accepted = writer.put(job)
+            if accepted:
+                await job.waiter.wait()
         except BaseException as error:
             await self._interrupted(job, error)
             raise

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from interlock.backends.sqlite import compaction
+from interlock.backends.sqlite import compaction, quiet
 from interlock.backends.sqlite.batch import Batch
 from interlock.backends.sqlite.validation import collect
 from interlock.model import CommitRequest, Key, TransactionId
@@ -44,6 +44,9 @@ class Job:
     def collect(self, wanted: set[Key]) -> None:
         """Add the keys that `perform` will look at."""
 
+    def perform_alone(self, batch: Batch) -> Any:
+        """Decide the only job of a batch without `collect`, if there is a short way; else None."""
+
     def perform(self, batch: Batch) -> Any:
         """Decide the job inside a batch. What it raises is its answer."""
 
@@ -60,7 +63,11 @@ class CommitJob(Job):
 
     def collect(self, wanted: set[Key]) -> None:
         """Everything that is read, guarded, written or fetched."""
-        collect(self.request, wanted)
+        wanted |= collect(self.request)
+
+    def perform_alone(self, batch: Batch) -> Any:
+        """A `Reply` to a quiet request that only puts."""
+        return quiet.decide(batch, self.request, blind=False) if self.request.quiet else None
 
     def perform(self, batch: Batch) -> Any:
         """A `Reply`, or a refusal."""

@@ -84,6 +84,11 @@ class Outcomes:
             committed = None if row is None else row[3] is not None
         return committed
 
+    def is_new(self, identity: bytes, head: int) -> bool:
+        """Whether an id is known not to be recorded, without asking the database; False also where that is not known.
+        ``head``: the position of the newest row of the feed."""
+        return head == self._position and identity > self._highest and identity not in self._known
+
     def add(self, rows: Sequence[NewFeedRow]) -> None:
         """Rows that were committed, right behind those that are known."""
         for position, identity, _, record, _ in rows:

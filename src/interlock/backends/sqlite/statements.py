@@ -100,14 +100,15 @@ def _inserter(verb: str, table: str, columns: int, size: int) -> str:
     return f"{verb} INTO {table} VALUES {','.join([row] * size)}"
 
 
-def put_current(connection: Connection, rows: Iterable[Row]) -> None:
-    """Put rows in the place of those with the same keys."""
+def put_current(connection: Connection, rows: Iterable[Row], *, fresh: bool) -> None:
+    """Put rows in the place of those with the same keys; ``fresh``: there must be none, else ``sqlite3.IntegrityError``
+    is raised."""
     bound: list[Any] = []
     for key, position, nonce, value, expires_at, trail, listed in rows:
         shown = None if value is None else bytearray(value)
         way = trail if type(trail) is int else bytearray(trail)
         bound += (bytearray(key), position, nonce, shown, expires_at, way, listed)
-    _insert(connection, "INSERT OR REPLACE", "current", 7, bound)
+    _insert(connection, "INSERT OR FAIL" if fresh else "INSERT OR REPLACE", "current", 7, bound)
 
 
 def put_feed(connection: Connection, rows: Iterable[NewFeedRow]) -> None:

@@ -50,12 +50,11 @@ def too_old(position: int) -> SnapshotTooOldError:
     return SnapshotTooOldError(f"the store no longer keeps the snapshot at position {position}")
 
 
-def collect(request: CommitRequest, wanted: set[Key]) -> None:
-    """Add every key that judging and performing a request looks at."""
-    wanted.update(request.reads)
-    wanted.update(request.guards)
-    wanted.update(request.writes)
+def collect(request: CommitRequest) -> set[Key]:
+    """Every key that judging and performing a request looks at."""
+    wanted = {*request.reads, *request.guards, *request.writes}
     wanted.update(request.fetch)
+    return wanted
 
 
 class Known:
@@ -92,9 +91,7 @@ class State:
 
     def look_all(self, request: CommitRequest) -> None:
         """Look up every key of a request."""
-        wanted: set[Key] = set()
-        collect(request, wanted)
-        self.look(list(wanted))
+        self.look(list(collect(request)))
 
     def admit(self, request: CommitRequest) -> None:
         """Raises `UsageError` for a snapshot of another store, `SnapshotTooOldError` for one that is no longer

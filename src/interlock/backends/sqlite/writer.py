@@ -11,13 +11,9 @@ batch hears that nothing was written. If COMMIT itself fails: a full disk is a d
 would make the batch valid was not written in full; anything else is decided by
 `interlock.backends.sqlite.settling`.
 
-**Turns of callers.** Handing a job to the thread and waiting for its answer costs as much processor time as a small
-commit itself. So a blocking caller who is alone takes the turn on its own thread (`Writer.do`): ``_turn`` is held by
-whoever is the writer now, the thread or such a caller, and all that was said of a turn holds, but that it has this one
-job and leaves the queue alone. The caller does not try if the thread has a job in its hand, so it cannot get ahead of
-one that waits; it never waits for another process either, for only the thread has a watchdog. It is never the main
-thread, where a signal's handler might raise anywhere, as between COMMIT and what is noted of it. Should something be
-raised there all the same, everything that is remembered is forgotten before the next turn.
+Whoever holds ``_turn`` is the writer: the thread, or a caller who is alone and commits on its own thread
+(`interlock.backends.sqlite.straight`). Only the thread waits for SQLite's own lock: the connection's timeout is 0 but
+for that moment.
 
 When a turn begins or is kept and when a caller counts as alone is in `interlock.backends.sqlite.turns`; when the
 write-ahead log is copied into the database, in `interlock.backends.sqlite.log`.
@@ -30,36 +26,38 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from interlock.backends.sqlite import settling
 from interlock.backends.sqlite.batch import Batch
 from interlock.backends.sqlite.connection import (
+    BUSY,
     CLOSED,
     FULL,
     Connection,
     Options,
+    begin,
     code_of,
     connect,
     failure,
     refuse_place,
+    set_patience,
 )
 from interlock.backends.sqlite.jobs import Answers, Job, StopJob, wake
 from interlock.backends.sqlite.locking import QueueLock
 from interlock.backends.sqlite.log import Log
 from interlock.backends.sqlite.newest import Newest
 from interlock.backends.sqlite.schema import Opened, prepare
+from interlock.backends.sqlite.straight import REFUSALS, Straight
 from interlock.backends.sqlite.turns import Turns
 from interlock.backends.sqlite.validation import Known
 from interlock.backends.sqlite.watching import Watchdog
 from interlock.errors import BackendUnavailableError, InterlockError, UsageError
-from interlock.model import BoundBroken, CommitRefused, DuplicateTransaction, Key, MergeRefused, Token
+from interlock.model import CommitRefused, Key, Token
 
 _BATCH: Final = 128
 _IDS_KNOWN: Final = 4096
-_BUSY: Final = 5
-_REFUSALS: Final = (CommitRefused, DuplicateTransaction, BoundBroken, MergeRefused, InterlockError)
 
 
 class Writer:
@@ -90,16 +88,15 @@ class Writer:
         self._synchronous = options.synchronous
         self._known = Known()
         self._log = Log()
-        self._decided: tuple[Batch, set[Key]] | None = None
+        self._decided: tuple[Batch, Collection[Key]] | None = None
         """The last batch, with the keys that it looked at, as long as nothing was noted of it."""
         self._conflict = False
         """Whether the batch has refused anybody for a conflict."""
-        self._rides = True
-        """Whether a batch takes along what is queued."""
         self._stops: list[Job] = []
         self._stopped = False
         self._turns = Turns()
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()
+        self.straight = Straight(self)
         self._in_hand = False
         """Whether the thread has a job that it has not answered yet."""
         threading.Thread(target=self._run, name="interlock-sqlite-writer", daemon=True).start()
@@ -110,28 +107,6 @@ class Writer:
         if self._turns.wanted and self._queue.qsize() >= self._turns.wanted:
             self._turns.tell()
         return not (self._stopped and job.take())
-
-    def do(self, job: Job) -> bool:
-        """Carry out a job on the calling thread, which may not be the main one; False if it has to be put."""
-        turns, turn = self._turns, self._turn
-        if not turns.alone or self._in_hand or not self._queue.empty() or not turn.acquire(blocking=False):
-            return False
-        try:
-            if self._stopped or self.connection is None or not self.lock.try_acquire():
-                return False
-            answers: Answers = []
-            self._rides = False
-            try:
-                self._carry_out([job], answers)
-            except BaseException:
-                self._forget()
-                job.waiter.wake()  # nobody else will
-                raise
-            finally:
-                self._rides = True
-            return job.answered
-        finally:
-            turn.release()
 
     # -- the turns -----------------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -169,7 +144,7 @@ class Writer:
         try:
             with self.working:
                 self._batch(jobs, answers)
-            kept = self._conflict and self._rides and not self._stops and self._turns.keep()
+            kept = self._conflict and not self._stops and self._turns.keep()
             if not (kept or self._stops or self._log.is_due):
                 self.lock.release()
                 held = False
@@ -210,7 +185,7 @@ class Writer:
     def _rest(self, count: int) -> list[Job]:
         """What is in the queue now. Nobody else takes anything out while the writer does not wait for its turn."""
         jobs: list[Job] = []
-        while self._rides and len(jobs) < count and not self._queue.empty():
+        while len(jobs) < count and not self._queue.empty():
             jobs.append(self._queue.get_nowait())
         return jobs
 
@@ -249,63 +224,75 @@ class Writer:
         self._conflict = False
         try:
             connection = self.connection or self._open()
-            connection.execute("BEGIN IMMEDIATE")
+            if self._queue.empty():
+                self._synchronize(connection, any(job.durable for job in jobs))
+            begin(connection, self._options.busy_seconds)
         except Exception as error:
             self._refuse(jobs, self._failure(error), answers)
             return
         taken = self._taken(jobs + self._rest(_BATCH - len(jobs)))
         try:
             if taken:
-                self._set_synchronous(connection, taken)
+                self._synchronize(connection, any(job.durable for job in taken))
                 self._decide(connection, taken, answers)
         except Exception as error:  # a fault of ours must not leave anybody waiting either
             answers[:] = [(job, self._failure(error)) for job in taken]
         finally:
             self._roll_back()
 
-    def _set_synchronous(self, connection: Connection, jobs: list[Job]) -> None:
+    def _synchronize(self, connection: Connection, durable: bool) -> None:
         """A batch that the engine may lose in a crash is not synced; the next one that is brings it to the disk
-        too."""
+        too. Between two transactions, or at the beginning of one, which is begun again if need be."""
         wanted = self._options.synchronous
-        if wanted == "FULL" and not any(job.durable for job in jobs):
+        if wanted == "FULL" and not durable:
             wanted = "NORMAL"
         if wanted != self._synchronous:
-            connection.execute("ROLLBACK")
+            begun = connection.in_transaction
+            if begun:
+                connection.execute("ROLLBACK")
             connection.execute(f"PRAGMA synchronous={wanted}")
             self._synchronous = wanted
-            connection.execute("BEGIN IMMEDIATE")
+            if begun:
+                begin(connection, self._options.busy_seconds)
 
     def _decide(self, connection: Connection, jobs: list[Job], answers: Answers) -> None:
-        newest = self._newest
-        if newest.check(connection):
-            self._turns.share()
-        batch = Batch(connection, self._opened.store, self._opened.now(), self._known, self._new_id, newest)
+        batch = self._new_batch(connection)
+        results: Answers = []
+        alone = jobs[0].perform_alone(batch) if len(jobs) == 1 else None
+        if alone is not None:
+            results, jobs = [(jobs[0], alone)], []
         wanted: set[Key] = set()
         for job in jobs:
             job.collect(wanted)
-        batch.look(list(wanted))
-        results: Answers = []
+        if jobs:
+            batch.look(list(wanted))
         for job in jobs:
             try:
                 results.append((job, job.perform(batch)))
-            except _REFUSALS as refusal:
+            except REFUSALS as refusal:
                 if type(refusal) is CommitRefused:
                     self._conflict = True
                     self._turns.share()
                 results.append((job, refusal.with_traceback(None)))
         if batch.feed or batch.compacted:
             batch.flush()
-            newest.hide(self.lock)
+            self._newest.hide(self.lock)
             begun = time.perf_counter()
             try:
                 connection.execute("COMMIT")
             except sqlite3.Error as error:
                 self._decide_anew(error, batch, results, answers)
                 return
-            self._turns.note(len(jobs), time.perf_counter() - begun)
+            self._turns.note(len(results), time.perf_counter() - begun)
         self._log.note(batch)
         self._decided = batch, wanted
         answers += results
+
+    def _new_batch(self, connection: Connection) -> Batch:
+        """At the beginning of a transaction."""
+        if self._newest.check(connection):
+            self._turns.share()
+        return Batch(connection, self._opened.store, self._opened.now(), self._known, self._new_id, self._newest)
 
     def _show(self) -> None:
         """Let readers see what a batch has decided, before its callers are woken, who will ask for it."""
@@ -346,13 +333,15 @@ class Writer:
     def _decide_anew(self, error: sqlite3.Error, batch: Batch, results: Answers, answers: Answers) -> None:
         """COMMIT has raised."""
         self._forget()
-        if code_of(error) in (FULL, _BUSY):
+        if code_of(error) in (FULL, BUSY):
             answers += [(job, failure(error, self.path)) for job, _ in results]
             return
         self._drop_connection()
         try:
             connection = self._open()
+            set_patience(connection, self._options.busy_seconds)
             found = settling.settle(connection, batch.feed, batch.now)
+            set_patience(connection, 0)
             for job, result in results:
                 answer = settling.decided(connection, job, result, found, failure(error, self.path))
                 answers.append((job, answer))
@@ -389,6 +378,7 @@ class Writer:
         connection = connect(self.path, busy_seconds=self._options.busy_seconds, read_only=False)
         try:
             facts = prepare(connection, self.path, self._options.synchronous, self._random_bits(64))
+            set_patience(connection, 0)
         except BaseException:
             connection.close()
             raise
