@@ -215,11 +215,13 @@ class Direct(Protocol):
     each call would cost as much as the call.
 
     A backend that has one gives it out by a method ``direct()`` of its class, which may say None; `direct_way` asks for
-    it. Both methods may say None at any time, and have done nothing then; the caller goes by `Backend.read` and
+    it. Its methods may say None at any time, and have done nothing then; the caller goes by `Backend.read` and
     `Backend.commit`, which alone say what was wrong. So nothing but time depends on this."""
 
     puts: bool
     """Whether `put` ever does anything; False where every commit has to wait."""
+    sends: bool
+    """Whether `send` ever does anything."""
 
     def look(self, key: Key, at: Token | None) -> tuple[Entry | None, Token] | None:
         """What `Backend.read` finds under one key, and the token, if the entry is the newest of all."""
@@ -239,6 +241,9 @@ class Direct(Protocol):
     ) -> Reply | None:
         """What `Backend.commit` does with a request that writes something, expects what was read to be as it was found
         here, and the keys ``absent`` to be absent."""
+
+    def send(self, request: CommitRequest) -> Reply | None:
+        """`Backend.commit` of a quiet request, where that waits for nobody; raises what that raises."""
 
 
 def direct_way(backend: Backend) -> Direct | None:

@@ -24,6 +24,7 @@ from interlock.errors import UsageError
 from interlock.ports import Canceller, Job, Runtime, Waiter
 
 _SLICE_SECONDS = 0.05
+_NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 
 
 class _Randomness:
@@ -97,7 +98,7 @@ class BlockingRuntime:
 
     def shield(self) -> contextlib.AbstractContextManager[object]:
         """Nothing: an interrupt is raised once."""
-        return contextlib.nullcontext()
+        return _NOTHING
 
     async def sleep(self, seconds: float) -> None:
         """Block the thread, in slices of 50 ms so that Ctrl-C is prompt."""
@@ -234,7 +235,7 @@ class AsyncRuntime:
         """With trio, where a cancelled scope ends every wait inside it, a shielded one; with asyncio, where a
         cancellation is raised once, nothing."""
         if _asyncio_loop() is not None:
-            return contextlib.nullcontext()
+            return _NOTHING
         scope: contextlib.AbstractContextManager[object] = _running_trio().CancelScope(shield=True)
         return scope
 

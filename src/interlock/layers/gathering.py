@@ -8,6 +8,9 @@ pays nothing; there is no timer and no thread.
 Whoever finds nobody sending sends; the others wait to be told what became of theirs, and the first of those who came
 too late for a commit sends the next. If the last commits carried several, the sender first lets whoever was just woken
 come again (passes of the event loop; in threads a few tenths of a millisecond), or every second commit would carry one.
+Where commits have gone alone lately and the backend can make one without waiting (`interlock.ports.Direct.send`), a
+caller does that and is done (`Gathering.send_alone`): whoever comes meanwhile goes the other way, and the engine judges
+both.
 
 **Why nobody notices.** A gathered commit expects everything that its parts expect, and no two parts touch the same key,
 so it is good exactly if every part is good against the same state; the parts are then applied at one point, which is
@@ -119,11 +122,13 @@ class Gathering:
     """The commits that gather in one store object. Its lists are guarded by a mutex, never held across an await."""
 
     __slots__ = (
-        "_busy", "_engine", "_expected", "_mutex", "_process", "_queue", "_token",
+        "_busy", "_engine", "_expected", "_mutex", "_process", "_queue", "_send", "_token",
     )  # fmt: skip
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        direct = engine.direct
+        self._send = None if direct is None or not direct.sends else direct.send
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -136,6 +141,38 @@ class Gathering:
         self._expected = 1.0
         """How many parts the last commits carried."""
         self._token: Token | None = None
+
+    def send_alone(
+        self,
+        writes: dict[Key, Write],
+        expectations: dict[Key, Expectation],
+        agent: str,
+        durable: bool,
+        token: Token,
+    ) -> tuple[CommitRequest, Reply | None] | None:
+        """Commit at once, on the calling thread, if nobody else commits lately and the backend can; None: nothing was
+        done. A request without a reply is one of which nobody knows what became. Raises what `Backend.commit` raises,
+        but for that."""
+        engine = self._engine
+        if self._send is None or self._busy or self._expected > 1.0 or (durable and engine.runtime.suspends):
+            return None
+        token = self._token or token
+        if self._process != os.getpid():
+            return None
+        request = CommitRequest(
+            engine.new_id(), agent, "serializable", token, {}, writes, expectations, durable=durable, quiet=True
+        )
+        try:
+            reply = self._send(request)
+        except SnapshotTooOldError:
+            self._token = None
+            return None
+        except (CommitUnknownError, DuplicateTransaction):
+            return request, None
+        if reply is None:
+            return None
+        self._token = reply.token
+        return request, reply
 
     async def send(self, part: Portion) -> None:
         """Have a part committed, with others or alone. What became of it is in the part then.

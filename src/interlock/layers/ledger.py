@@ -300,8 +300,18 @@ class Ledger:
                 )
             except SnapshotTooOldError:
                 return await self.commit(writes, expectations, agent=agent, durable=durable, quiet=True)
+        gathering = gathering_of(self.engine)
+        if snapshot is not None:
+            sent = gathering.send_alone(dict(writes), dict(expectations), agent, durable, snapshot)
+            if sent is not None:
+                request, reply = sent
+                if reply is None:
+                    return await self.commit(
+                        writes, expectations, agent=agent, durable=durable, quiet=True, earlier=(request,)
+                    )
+                return Done(request.transaction, reply.version, reply.token, at=reply.at)
         part = Portion(writes, expectations, agent, durable, snapshot)
-        await gathering_of(self.engine).send(part)
+        await gathering.send(part)
         reply = part.reply
         if reply is not None:
             return Done(part.transaction, reply.version, reply.token, at=reply.at)

@@ -87,7 +87,7 @@ class SQLiteBackend:
 
     def direct(self) -> Direct | None:
         """The short way to what is in memory; None from a subclass, whose own methods it would pass by."""
-        return Direct(self._engine) if type(self) is SQLiteBackend else None
+        return Direct(self._engine, self._runtime) if type(self) is SQLiteBackend else None
 
     async def snapshot(self) -> Token:
         """A token of everything committed so far."""

@@ -39,6 +39,7 @@ _NO_ANSWER: Final = re.compile(
 )
 _CHAIN: Final = 20
 KEY_PARAMETER: Final = "idempotency_key"
+_ANY_ASYNC: Final = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE
 _VARIADIC: Final = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 
@@ -170,6 +171,8 @@ def _says_nothing(error: BaseException) -> bool:
 
 def refuse_async(fn: Any, what: str) -> None:
     """Raises `UsageError` for an async function in synchronous code, before it is called."""
+    if fn is None or (type(fn) is FunctionType and not fn.__code__.co_flags & _ANY_ASYNC and not fn.__dict__):
+        return
     if inspect.iscoroutinefunction(fn):
         raise UsageError(f"the {what} is an async function: use interlock, not interlock.sync")
 

@@ -184,11 +184,9 @@ class Execution:
     async def _fly(self, flight: Flight) -> Any:
         journal = self.journal
         waited_for = 0
-        guess = journal.guess(self.record_key, self.claim_seconds)
-        if guess is not None:
-            claim = await self._claim(guess[0].records[0], None, *guess)
-            if claim is not None:
-                return await self._perform(claim, flight)
+        claim = await journal.claim_unseen(self.record_key, self.fingerprint, self.act.operation, self.claim_seconds)
+        if claim is not None:
+            return await self._perform(claim, flight)
         while True:
             since = journal.moment()
             found = await journal.read(self.record_key)

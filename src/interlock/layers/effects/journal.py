@@ -51,7 +51,7 @@ from interlock.layers.effects.records import (
     live,
 )
 from interlock.layers.ledger import Done, Found, Kind, Ledger, Part, Record
-from interlock.model import CommitRefused, Delete, Expectation, Key, Put, Token, Version, Write
+from interlock.model import ABSENT, CommitRefused, Delete, Expectation, Key, Put, Token, Version, Write
 
 if TYPE_CHECKING:
     from interlock.layers.effects.dispatching import Handler
@@ -122,17 +122,18 @@ class Journal:
         runtime = self.engine.runtime
         return runtime.monotonic(), runtime.time()
 
-    def guess(self, key: Key, claim_seconds: float) -> tuple[Found, Moment] | None:
-        """That there is no record, as a reading would say it, with the moment before which it was; None: look."""
+    def guess(self, key: Key, claim_seconds: float) -> tuple[float, Moment, Token] | None:
+        """That there is no record: the engine's time from which a claim may count, a moment before that time, and a
+        snapshot; None: look."""
         heard = self._heard
         if not self.unseen or heard is None or key in self._known:
             return None
-        at, (monotonic, wall), token = heard
+        monotonic, wall = heard[1]
         runtime = self.engine.runtime
         age = min(_GUESS_SECONDS, claim_seconds * _GUESS)
         if runtime.monotonic() - monotonic > age or abs(runtime.time() - wall) > age:
             return None
-        return Found((Record(key, None, None),), token, at), heard[1]
+        return heard
 
     async def read(self, key: Key) -> Found:
         """One record, and the engine's time."""
@@ -186,9 +187,7 @@ class Journal:
         believe in it for longer than the record says.
 
         If this is interrupted, the effect is as free afterwards as it was before."""
-        runtime = self.engine.runtime
         at = found.at or 0.0
-        before = live(record.value, record.expired)
         executing = Stored(
             EXECUTING,
             stored.fingerprint,
@@ -197,7 +196,7 @@ class Journal:
             at,
             agent=stored.agent,
             attempts=stored.attempts + 1,
-            claim=runtime.random_bits(_CLAIM_BITS) + 1,
+            claim=self.engine.runtime.random_bits(_CLAIM_BITS) + 1,
             claimed_by=self.agent,
             claimed_at=at,
             claim_seconds=claim_seconds,
@@ -205,10 +204,26 @@ class Journal:
             order=stored.order,
             turn=stored.turn,
         )
-        claim = Claim(record.key, before, executing, since)
-        writes: dict[Key, Write] = {record.key: self.put(executing)}
+        claim = Claim(record.key, live(record.value, record.expired), executing, since)
+        return await self._take(claim, record.expected, found.token)
+
+    async def claim_unseen(self, key: Key, fingerprint: bytes, operation: str, claim_seconds: float) -> Claim | None:
+        """Take an effect whose act begins at once and whose key has probably never been used, without looking; None:
+        look."""
+        heard = self.guess(key, claim_seconds)
+        if heard is None:
+            return None
+        at, since, token = heard
+        runtime = self.engine.runtime
+        agent, name = self.agent, runtime.random_bits(_CLAIM_BITS) + 1
+        executing = Stored(EXECUTING, fingerprint, operation, at, at, agent, 1, name, agent, at, claim_seconds)
+        claim = await self._take(Claim(key, None, executing, since), ABSENT, token)
+        return claim if claim is None or self.is_fresh(claim) else await self._looked_at(claim)
+
+    async def _take(self, claim: Claim, expected: Expectation, token: Token) -> Claim | None:
+        """Commit a claim; None if the record is not as expected."""
         try:
-            done = await self.commit(writes, {record.key: record.expected}, found.token, durable=True)
+            done = await self.commit({claim.key: self.put(claim.stored)}, {claim.key: expected}, token, durable=True)
         except GeneratorExit:  # nothing may be awaited here; the claim, if it came to be, ends by itself
             raise
         except Exception as error:
@@ -260,8 +275,10 @@ class Journal:
     ) -> Claim | None:
         """Take an effect whose act begins at once; None if there is something new to read. See `claim`."""
         claim = await self.claim(record, stored, found, claim_seconds, since)
-        if claim is None or self.is_fresh(claim):
-            return claim
+        return claim if claim is None or self.is_fresh(claim) else await self._looked_at(claim)
+
+    async def _looked_at(self, claim: Claim) -> Claim | None:
+        """The last look before the act, for a claim whose commit took long; None if it has ended or is not ours."""
         try:
             if await self.still_holds(claim):
                 return claim
