@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from benchmarks import effects, machine, memory, peers, plots, postgresql, redis, report, sagas, scale, sqlite
+from benchmarks import effects, locks, machine, memory, peers, plots, postgresql, redis, report, sagas, scale, sqlite
 from benchmarks.measure import Cell, interleave
 from benchmarks.report import Report
 
@@ -29,6 +29,7 @@ class What(enum.Enum):
     scale = "scale"
     effects = "effects"
     sagas = "sagas"
+    locks = "locks"
     all = "all"
 
 
@@ -49,6 +50,7 @@ DEFAULTS: dict[What, tuple[float, int]] = {
     What.scale: (0.15, 7),
     What.effects: (0.5, 7),
     What.sagas: (0.3, 7),
+    What.locks: (0.5, 7),
 }
 """Seconds for each cell in each repetition, and repetitions."""
 
@@ -171,6 +173,8 @@ def _cells(part: What, with_peers: bool, place: Any) -> list[Cell]:
         return effects.cells()
     if part is What.sagas:
         return sagas.cells()
+    if part is What.locks:
+        return locks.cells()
     found: list[Cell] = SERVERS[part].cells(place) if part in SERVERS else []
     return found
 

@@ -17,7 +17,7 @@ import redis
 from rich.console import Console
 from typer.testing import CliRunner
 
-from benchmarks import command, effects, memory, peers, plots, postgresql, report, sagas, scale, sqlite
+from benchmarks import command, effects, locks, memory, peers, plots, postgresql, report, sagas, scale, sqlite
 from benchmarks import redis as redis_cells
 from benchmarks.floors import postgresql as postgresql_floors
 from benchmarks.floors import redis as redis_floors
@@ -61,6 +61,11 @@ def test_saga_cells(tmp_path: Path) -> None:
     assert {"with Saga", "async with Saga", "with store.saga", "async with store.saga"} <= {
         figures.name for figures in found
     }
+
+
+def test_lock_cells(tmp_path: Path) -> None:
+    found = measured(locks.cells(2), tmp_path)
+    assert [figures.name for figures in found] == 2 * [locks.MANY, locks.ONE, locks.FREE]
 
 
 def test_sqlite_cells(tmp_path: Path) -> None:
