@@ -146,6 +146,37 @@ def test_a_refusal_refuses_one(postgresql_url: str, schema: str) -> None:
     at_store(postgresql_url, schema, body)
 
 
+def test_what_all_of_a_group_expect_is_judged_for_each(postgresql_url: str, schema: str) -> None:
+    """It is sent once. Each that is refused for it is told so, beside what else refuses it."""
+
+    async def body(store: Subject) -> None:
+        rules = (await store.commit({key("rules"): put(0)})).version
+        expected: dict[bytes, Any] = {key("rules"): rules, key("locks"): ABSENT}
+
+        async def requests(round_: int) -> list[CommitRequest]:
+            found = [
+                await store.request({key("k", n, round_): put(n)}, reads={key("k", n, round_): ABSENT}, guards=expected)
+                for n in range(4)
+            ]
+            found.append(await store.request({key("x", round_): put(0)}, reads={key("gone"): rules}, guards=expected))
+            found.append(await store.request({key("y", round_): put(0)}, guards={**expected, key("own"): ABSENT}))
+            return found
+
+        answers = await at_once(store, await requests(1))
+        assert [type(answer) for answer in answers] == [Reply] * 4 + [CommitRefused, Reply]
+        assert [clash.key for clash in answers[4].clashes] == [key("gone")]  # type: ignore[union-attr]
+        assert len({transaction_of(answers[n]) for n in (0, 1, 2, 3, 5)}) == 1
+        held = (await store.commit({key("locks"): put(1), key("own"): put(1)})).version
+        answers = await at_once(store, await requests(2))
+        assert [type(answer) for answer in answers] == [CommitRefused] * 6
+        clashing = [{(clash.key, clash.kind) for clash in answer.clashes} for answer in answers]  # type: ignore[union-attr]
+        locked = (key("locks"), "read")
+        assert clashing == [*[{locked}] * 4, {(key("gone"), "read"), locked}, {(key("own"), "read"), locked}]
+        assert answers[0].clashes[0].current.version == held  # type: ignore[union-attr]
+
+    at_store(postgresql_url, schema, body)
+
+
 def test_a_commit_that_goes_alone_is_answered_in_the_same_ways(postgresql_url: str, schema: str) -> None:
     async def body(store: Subject) -> None:
         old = (await store.commit({key("a"): put(0)})).token
@@ -394,7 +425,10 @@ def _random_request(chance: random.Random, known: dict[bytes, Any]) -> dict[str,
         writes[HOT] = add(chance.randint(-3, 3), floor=-2)
     reads = {name: known.get(name, ABSENT) for name in chance.sample(names, chance.randint(0, 2))}
     unseen = [name for name in names if name not in reads]
-    return {"writes": writes, "reads": reads, "guards": {unseen[0]: UNCHANGED} if chance.random() < 0.1 else {}}
+    guards: dict[bytes, Any] = {key("rules"): ABSENT} if chance.random() < 0.9 else {}
+    if chance.random() < 0.1:
+        guards[unseen[0]] = UNCHANGED
+    return {"writes": writes, "reads": reads, "guards": guards}
 
 
 async def _attack(stores: list[Subject], seed: int) -> dict[int, Reply]:

@@ -2,7 +2,7 @@
 
 -- They touch different keys, except that any number may merge the same key. Each is judged by itself and takes a place of
 -- its own. Commit i has the id p_id[i] and the rows r_end[i] + 1 to r_end[i + 1] of r_* (what it expects; r_place: which
--- read of the feed record, 0 for none), w_end[i] + 1 to w_put[i] of w_* (puts), w_put[i] + 1 to w_end[i + 1] (deletes), and
+-- read of the feed record, 0 for none; the rows behind r_end[size + 1] are expected by every commit), w_end[i] + 1 to w_put[i] of w_* (puts), w_put[i] + 1 to w_end[i + 1] (deletes), and
 -- likewise of h_* (what its snapshot hides), o_* (the operations of its one merge, of the key k_key[m_slot[i]]) and s_*
 -- (the ranges that it validates, into which no other one writes).
 -- status as in ``commit``. x_*: what clashes, x_commit: for which commit.
@@ -102,7 +102,7 @@ BEGIN
     ELSE
       -- No queries in these conditions: one that is not needed would cost more than all else that is done for a commit.
       IF m.failed IS NOT NULL THEN
-        PERFORM 1 FROM unnest(m.failed) f WHERE f > r_end[i] AND f <= r_end[i + 1];
+        PERFORM 1 FROM unnest(m.failed) f WHERE (f > r_end[i] AND f <= r_end[i + 1]) OR f > r_end[size + 1];
         IF FOUND THEN
           status[i] := 1;
         END IF;
@@ -163,8 +163,10 @@ BEGIN
         status[i] := l;
       ELSIF status[i] = 1 THEN
         SELECT * INTO j FROM @schema@.judge(
-          snapshot_max[i], coalesce(h_open[h_end[i] + 1 : h_end[i + 1]], '{}'), r_key[r_end[i] + 1 : r_end[i + 1]],
-          r_position[r_end[i] + 1 : r_end[i + 1]], r_nonce[r_end[i] + 1 : r_end[i + 1]], NULL,
+          snapshot_max[i], coalesce(h_open[h_end[i] + 1 : h_end[i + 1]], '{}'),
+          r_key[r_end[i] + 1 : r_end[i + 1]] || r_key[r_end[size + 1] + 1 : cardinality(r_key)],
+          r_position[r_end[i] + 1 : r_end[i + 1]] || r_position[r_end[size + 1] + 1 : cardinality(r_key)],
+          r_nonce[r_end[i] + 1 : r_end[i + 1]] || r_nonce[r_end[size + 1] + 1 : cardinality(r_key)], NULL,
           s_start[s_end[i] + 1 : s_end[i + 1]], s_stop[s_end[i] + 1 : s_end[i + 1]]);
         x_commit := x_commit || array_fill(i, ARRAY[coalesce(cardinality(j.x_i), 0)]);
         x_i := x_i || j.x_i; x_key := x_key || j.x_key; x_position := x_position || j.x_position;

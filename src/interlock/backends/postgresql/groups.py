@@ -175,17 +175,20 @@ def _locks(jobs: Sequence[Job]) -> list[int] | None:
         return None
     salt = jobs[0].request.snapshot.store.to_bytes(8, "big")
     written: list[Key] = []
-    read: list[Key] = []
+    read: set[Key] = set()
     wanted: dict[int, int] = {}
     for job in jobs:
         request = job.request
         if not request.spans and len(request.writes) + len(job.expected) <= locks.FEW_KEYS:
             written += request.writes
-            read += [key for key, _ in job.expected]
+            read.update(request.reads, request.guards)
             continue
         for number in requests.lock_numbers(request):
             locks.want(wanted, number)
-    for number in locks.of_few(salt, written, read):
+    few = locks.of_few(salt, written, read)
+    if not wanted:
+        return few
+    for number in few:
         locks.want(wanted, number)
     return sorted(wanted.values())
 
@@ -195,22 +198,36 @@ def _ends(counts: Iterable[int]) -> list[int]:
 
 
 def _expected(jobs: Sequence[Job]) -> tuple[Any, ...]:
+    """What the commits expect; at the end, once, what all of them do: mostly that the rules of their resource hold."""
+    first = jobs[0].request.guards
+    shared = {key: found for key, found in first.items() if all([job.request.guards.get(key) is found for job in jobs])}
     places: list[int] = []
     keys: list[Key] = []
     positions: list[int] = []
     nonces: list[int] = []
+
+    def expect(place: int, key: Key, found: Expectation) -> None:
+        places.append(place)
+        keys.append(key)
+        if isinstance(found, tuple):
+            positions.append(found[0])
+            nonces.append(signed(found[1]))
+        else:  # ABSENT: `job` takes no other mark
+            positions.append(-1)
+            nonces.append(0)
+
+    ends = [0]
     for job in jobs:
-        recorded = len(job.request.reads)
-        for place, (key, found) in enumerate(job.expected, 1):
-            places.append(place if place <= recorded else 0)
-            keys.append(key)
-            if isinstance(found, tuple):
-                positions.append(found[0])
-                nonces.append(signed(found[1]))
-            else:  # ABSENT: `job` takes no other mark
-                positions.append(-1)
-                nonces.append(0)
-    return _ends([len(job.expected) for job in jobs]), places, keys, positions, nonces
+        for place, (key, found) in enumerate(job.request.reads.items(), 1):
+            expect(place, key, found)
+        if len(job.request.guards) > len(shared):
+            for key, found in job.request.guards.items():
+                if key not in shared:
+                    expect(0, key, found)
+        ends.append(len(keys))
+    for key, found in shared.items():
+        expect(0, key, found)
+    return ends, places, keys, positions, nonces
 
 
 def _written(jobs: Sequence[Job]) -> tuple[Any, ...]:
