@@ -53,7 +53,8 @@ class Connection:
         if name in _MANY:
             arguments = list(arguments)
             for place in self._texts_of[name]:
-                arguments[place] = array_text(arguments[place])
+                if arguments[place] is not None:
+                    arguments[place] = array_text(arguments[place])
         rows: list[Row] = await prepared.fetch(*arguments)
         return rows
 

@@ -13,15 +13,29 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from contextvars import Context
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 T = TypeVar("T")
 
 LANES: Final = 2
 RELIEF_SECONDS: Final = 0.01
+
+
+class _Alone:
+    """Around a call that a caller makes itself."""
+
+    __slots__ = ("_gatherer",)
+
+    def __init__(self, gatherer: Gatherer[Any]) -> None:
+        self._gatherer = gatherer
+
+    def __enter__(self) -> None:
+        self._gatherer.enter()
+
+    def __exit__(self, *error: object) -> None:
+        self._gatherer.leave()
 
 
 class Gatherer(Generic[T]):
@@ -44,6 +58,7 @@ class Gatherer(Generic[T]):
         self._crowd = 1  # how many went together lately: in the last call, or half as many as before it
         self._lanes: set[asyncio.Task[None]] = set()
         self._relief: asyncio.TimerHandle | None = None
+        self._alone = _Alone(self)
 
     @property
     def is_idle(self) -> bool:
@@ -64,16 +79,19 @@ class Gatherer(Generic[T]):
         """Take back a job that no call has taken."""
         self._queue.remove(job)
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """For a call that the caller makes itself: who comes meanwhile may wait for others."""
+    def alone(self) -> _Alone:
+        """For a call that the caller makes itself, in a ``with`` statement: who comes meanwhile may wait for others."""
+        return self._alone
+
+    def enter(self) -> None:
+        """Such a call begins."""
         self._busy += 1
-        try:
-            yield
-        finally:
-            self._busy -= 1
-            if self._queue and not self._busy:
-                self._open()
+
+    def leave(self) -> None:
+        """It has ended."""
+        self._busy -= 1
+        if self._queue and not self._busy:
+            self._open()
 
     def _open(self) -> None:
         self._busy += 1

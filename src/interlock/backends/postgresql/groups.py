@@ -200,7 +200,7 @@ def _ends(counts: Iterable[int]) -> list[int]:
 def _expected(jobs: Sequence[Job]) -> tuple[Any, ...]:
     """What the commits expect; at the end, once, what all of them do: mostly that the rules of their resource hold."""
     first = jobs[0].request.guards
-    shared = {key: found for key, found in first.items() if all([job.request.guards.get(key) is found for job in jobs])}
+    shared = {key: found for key, found in first.items() if all(job.request.guards.get(key) is found for job in jobs)}
     places: list[int] = []
     keys: list[Key] = []
     positions: list[int] = []

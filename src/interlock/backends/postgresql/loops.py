@@ -52,9 +52,14 @@ class Commits:
 
         Who touches what is being written by a call under way stays, too: it would wait there for that call's locks, and
         all who go with it. It is in front when that call has ended, so it does not stay for ever."""
+        busy = self._written
+        if len(queue) == 1 and not busy:  # most callers are alone
+            alone = queue.popleft()
+            alone.taken = True
+            busy.update(alone.request.writes)
+            return [alone]
         group = Group()
         left: list[Job] = []
-        busy = self._written
         while queue and not group.is_full():
             job = queue.popleft()
             if (busy and job.touches(busy)) or not group.takes(job):

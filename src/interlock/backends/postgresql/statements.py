@@ -175,6 +175,6 @@ def as_texts(text: str) -> tuple[str, list[int]]:
     return _PARAMETER.sub(lambda found: found[0].replace("::", "::text::"), text), places
 
 
-def array_text(numbers: Sequence[Any] | None) -> str | None:
+def array_text(numbers: Sequence[Any]) -> str:
     """An array of numbers or truth values as PostgreSQL writes it."""
-    return None if numbers is None else "{" + str(numbers)[1:-1].replace("None", "NULL") + "}"
+    return "{" + str(numbers)[1:-1].replace("None", "NULL") + "}"
