@@ -42,6 +42,8 @@ _TRANSACTIONS: Final = 40
 """Of each agent of a simulation: longer runs than in the tests, since most of a short one is its beginning."""
 _RUN_SECONDS: Final = 18.0
 """What a recorded history over an engine is worth, with its processes and faults."""
+_BESIDES_SECONDS: Final = 4.0
+"""What it takes besides: to start and end its processes, and to judge it; measured then, run by run."""
 _FAULT_SECONDS: Final = 1.3
 """What a fault takes, where the machine has nothing else to do; a slower one gets fewer of them in a run."""
 _SLOWEST_SECONDS: Final = 20.0
@@ -51,6 +53,8 @@ _BATCHES: Final = 50
 """and so many batches of damaged samples it gets then, if that takes it"""
 _TURN_SECONDS: Final = 0.5
 """no longer than this."""
+_PACE: Final = 1200
+"""How many inputs a second are enough, twice what a long run demands: the time that is left is the other lanes'."""
 _FULL_SOAK_SECONDS: Final = 7200.0
 """How long a soak has to be for the tests of chance to make all their rounds."""
 _MACHINES: Final = 12
@@ -102,8 +106,8 @@ class Planned:
 
 
 def plans(seed: int, seconds: float) -> list[Planned]:
-    """Every workload on every engine, with faults where there is something to disturb, and two in every other mode; as
-    many of them as the time is enough for."""
+    """Every workload on every engine, with faults where there is something to disturb, and then two in every other
+    mode; as many of them as the time is enough for."""
     made: list[Planned] = []
     for engine in ENGINES:
         faults = {"memory": (), "sqlite": FILE_FAULTS}.get(engine, SERVER_FAULTS)
@@ -112,6 +116,7 @@ def plans(seed: int, seconds: float) -> list[Planned]:
             if mode != "serializable":
                 made += [Planned(engine, name, mode, ()) for name in ("list-append", "rw-register")]
     random.Random(seed).shuffle(made)
+    made.sort(key=lambda plan: plan.mode != "serializable")
     return made[: max(len(ENGINES), int(seconds / _RUN_SECONDS))]
 
 
@@ -156,16 +161,17 @@ class Engines:
 def histories(report: Report, until: float, seed: int) -> None:
     """All plans in equal parts of the time; runs that proved nothing once more, for twice as long."""
     with tempfile.TemporaryDirectory(prefix="interlock-soak-") as place, Engines(Path(place)) as engines:
-        waiting = plans(seed, until - time.monotonic())
+        waiting = plans(seed, until - time.monotonic())[::-1]
         again: list[Planned] = []
-        number, pace = 0, _FAULT_SECONDS
+        number, pace, besides = 0, _FAULT_SECONDS, _BESIDES_SECONDS
         while waiting or again:
             if time.monotonic() >= until:
                 report.add("idle", what=f"{len(waiting) + len(again)} runs over engines: the time was over before")
                 return
             planned, factor = (waiting.pop(), 1) if waiting else (again.pop(), 2)
-            left = until - time.monotonic()
-            seconds = max(4.0, left / (len(waiting) + 1.0) - 4.0) * factor
+            began = time.monotonic()
+            share = (until - began) / (len(waiting) + factor + 2 * len(again))
+            seconds = max(4.0, share * factor - besides)
             number += 1
             planned = planned.with_faults(max(1, int((seconds - 2.0) / pace)), number)
             with tempfile.TemporaryDirectory(dir=place) as directory:
@@ -174,6 +180,7 @@ def histories(report: Report, until: float, seed: int) -> None:
                 except Exception as error:  # the others are tried all the same
                     report.add("failure", what=f"{planned}, seed {seed + number}: {error!r}")
                     continue
+                besides += (time.monotonic() - began - seconds - besides) / 3
                 late = any(not verdict.fired[name] for name in planned.faults)
                 pace = min(2 * pace, _SLOWEST_SECONDS) if late else max(0.8 * pace, _FAULT_SECONDS)
                 _report(report, planned, verdict, f"seed {seed + number}", again if factor == 1 else None)
@@ -217,7 +224,9 @@ def _meeting(target: Target, met: list[None]) -> Callable[[Any], None]:
 def fuzzing(report: Report, until: float, first_seed: int) -> None:
     """Every target in turn, each time from other seeds: some inputs of Hypothesis, then many damaged samples."""
     with tempfile.TemporaryDirectory(prefix="interlock-fuzz-") as place, contextlib.chdir(place):
+        began, made = time.monotonic(), 0
         for number, target in _chunks(first_seed):
+            time.sleep(max(0.0, min(made / _PACE, until - began) - (time.monotonic() - began)))
             if time.monotonic() >= until:
                 return
             met: list[None] = []
@@ -234,6 +243,7 @@ def fuzzing(report: Report, until: float, first_seed: int) -> None:
                 if time.monotonic() >= stop:
                     break
             report.add("fuzz", target=target.name, count=count)
+            made += count
 
 
 def chance(report: Report, until: float, seconds: float) -> None:
