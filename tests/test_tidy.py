@@ -43,6 +43,7 @@ TEST_RULES: list[Rule] = [tidy.module_docstring, tidy.no_bare_except, tidy.finis
 SLEEPS: dict[str, str] = {
     "tests/cases/test_postgresql.py": "an agent thinks for longer than the server's limit",
     "tests/cases/test_workloads.py": "agents that think",
+    "tests/soaking/lanes.py": "a lane leaves the others its time",
 }
 """Test files that may sleep -> why. Agents that think are a reason; waiting for another thread is not."""
 
