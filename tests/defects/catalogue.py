@@ -518,8 +518,8 @@ UNDOING = (
         "interlock.saga.recording",
         (
             (
-                '            await self.journal.begin(place, {**facts, "status": "begun", "order": record.position})\n        return False',
-                '            self.journal.note(place, {**facts, "status": "begun", "order": record.position})\n        return False',
+                "            await self.journal.begin(place, facts)\n        return False",
+                "            self.journal.note(place, facts)\n        return False",
             ),
         ),
         DURABLE,

@@ -307,14 +307,14 @@ def test_the_names_of_functions_are_looked_up_once_for_those_that_stay() -> None
     """The same functions have the same names, others their own, and nothing keeps a function that would go."""
 
     def names(fn: Any, undo: Any) -> Any:
-        return recorded.names_of(declare(fn, ("a", 1), {}, None, undo=undo))
+        return recorded._template(declare(fn, ("a", 1), {}, None, undo=undo))
 
     first = names(reserve, release)
-    assert first == (registry.path_of(reserve), registry.path_of(release), None)
+    assert (first.facts["fn"], first.facts["undo"]) == (registry.path_of(reserve), registry.path_of(release))
     assert names(reserve, release) is first
-    assert names(reserve, release_any)[1] == registry.path_of(release_any)
+    assert names(reserve, release_any).undo == registry.path_of(release_any)
     passing = weakref.ref(made := functools.partial(reserve))
-    assert names(made, release)[0] == first[0]
+    assert names(made, release).facts["fn"] == first.facts["fn"]
     del made
     gc.collect()
     assert passing() is None

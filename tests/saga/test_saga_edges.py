@@ -307,13 +307,14 @@ def test_what_cannot_be_kept_is_refused_before_it_is_done() -> None:
 
 
 def test_names_that_were_looked_up_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "_NAMES", 1)
-    monkeypatch.setattr(recorded, "_names", {})
+    monkeypatch.setattr(recorded, "_TEMPLATES", 1)
+    monkeypatch.setattr(recorded, "_templates", {})
     for _ in range(2):
         for fn, back in ((act, undo), (refuse, undo_named), (pack, unpack)):
             record = declare(fn, ("a",), {}, None, undo=back)
-            assert recorded.names_of(record) == (registry.path_of(fn), registry.path_of(back), None)
-            assert len(recorded._names) == 1
+            facts = recorded._template(record).facts
+            assert (facts["fn"], facts["undo"]) == (registry.path_of(fn), registry.path_of(back))
+            assert len(recorded._templates) == 1
 
 
 def undo_in_state(result: str, state: Any) -> None:

@@ -118,9 +118,6 @@ class DurableSaga(Generic[S]):
         journal.open_run(facts)
         return Recorder(journal)
 
-    async def _close(self) -> None:
-        await self._journal.leave()
-
     async def __aenter__(self) -> AsyncSagaScope[S]:
         if not self._engine.runtime.suspends:
             raise UsageError("this store is synchronous: write `with`, or open it with interlock")
@@ -133,7 +130,8 @@ class DurableSaga(Generic[S]):
         try:
             await scope.leave(self._frame, error)
         finally:
-            await self._frame.world.shielded(self._close())
+            if not self._journal.leave_at_once():
+                await self._frame.world.shielded(self._journal.leave())
 
     def __enter__(self) -> SagaScope[S]:
         if self._engine.runtime.suspends:
@@ -147,7 +145,8 @@ class DurableSaga(Generic[S]):
         try:
             blocking.leave(self._frame, error)
         finally:
-            step(self._frame.world.shielded(self._close()))
+            if not self._journal.leave_at_once():
+                step(self._frame.world.shielded(self._journal.leave()))
 
 
 def prepare_keys(course: Course, journal: Journal) -> None:

@@ -129,14 +129,24 @@ class Journal(Records):
             self.lost = False
             raise unavailable(self.title, self.head["agent"]) from None
 
+    def leave_at_once(self) -> bool:
+        """`leave`, if nothing has to be written for that; False if something has."""
+        presence = self._presence
+        if presence is not None and self.head.get("owner") == presence.owner and not self._unwritten:
+            return False
+        if presence is not None:
+            self._presence = None
+            coordinators_of(self.engine).leave(self.head_key, presence)
+        return True
+
     async def leave(self) -> None:
         """Coordinate it no longer; whoever has lost it has nothing to give back. To be called once."""
-        presence, self._presence = self._presence, None
-        if presence is None:
+        if self.leave_at_once():
             return
+        presence, self._presence = self._presence, None
+        assert presence is not None
         try:
-            if self.head.get("owner") == presence.owner and not self._unwritten:
-                await self._write(head={**self.head, "owner": None}, kept=self._left_seconds, durable=False)
+            await self._write(head={**self.head, "owner": None}, kept=self._left_seconds, durable=False)
         except SagaClosedError:
             pass
         except InterlockError as failure:  # the owner's pulse ends by itself; the saga is what it is
@@ -200,11 +210,20 @@ class Journal(Records):
         if self._unwritten or self._lag:
             await self._write(durable=self._unwritten)
 
-    async def begin(self, place: Place, facts: Mapping[str, Any]) -> None:
+    async def begin(self, place: Place, facts: dict[str, Any]) -> None:
         """Write a step's intent, and the results of the steps before it."""
-        if place not in self.steps:
+        before = self.steps.get(place)
+        step = facts if before is None else {**before, **facts}
+        raw = encoded(place, step)
+        with self._mutex:
+            page = self._put(place, step, raw)
+        if before is None:
             self._own.add(place)
-        await self._write_step(place, facts)
+        try:
+            await self._write(page=page)
+        except BaseException:
+            self._withdraw(place, before)
+            raise
 
     def note(self, place: Place, changes: Mapping[str, Any]) -> None:
         """Keep something about a step for the next commit. Raises `ValueRefusedError`, `LimitExceededError`."""
@@ -239,19 +258,9 @@ class Journal(Records):
         letter: Mapping[str, Any] | None = None,
         *,
         durable: bool = True,
-    ) -> None:
-        """Write a step's record anew, and its dead letter with it."""
-        await self._write_step(place, changes, letter, durable=durable)
-
-    async def _write_step(
-        self,
-        place: Place,
-        changes: Mapping[str, Any],
-        letter: Mapping[str, Any] | None = None,
-        *,
-        durable: bool = True,
         drops: bool = False,
     ) -> None:
+        """Write a step's record anew, and its dead letter with it; ``drops``: that has come to its end."""
         before = self.steps.get(place)
         step = {**(before or {}), **changes}
         raw = encoded(place, step)
@@ -293,7 +302,7 @@ class Journal(Records):
         if self._letters[LETTERS.key(self.letter_id(place))] is ABSENT:
             self.note(place, changes)
         else:
-            await self._write_step(place, changes, drops=True)
+            await self.write_step(place, changes, drops=True)
 
     async def know_letter(self, place: Place) -> None:
         """Learn whether a step has a dead letter already, before one is written."""

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType, MethodType
@@ -70,6 +72,15 @@ _DISGUISES: Final = frozenset(
      "_is_coroutine_mark", "_is_coroutine_marker")
 )  # fmt: skip
 """The attributes by which a function can say that it takes, or is, something else than its code does."""
+_OPAQUE: Final = _DISGUISES - {
+    "__wrapped__",
+    "__signature__",
+    "_is_coroutine",
+    "_is_coroutine_mark",
+    "_is_coroutine_marker",
+}
+_LAYERS: Final = 64
+"""How much of a chain of decorators is looked at."""
 
 
 def is_bare(fn: FunctionType) -> bool:
@@ -95,8 +106,12 @@ def is_async(fn: Any) -> bool:
 
 def shape_of(fn: Any) -> Shape | None:
     """The parameters of a callable, partials looked through; None where Python does not know them."""
-    if type(fn) is FunctionType and is_bare(fn):
-        return _shape_of_code(fn)
+    if type(fn) is FunctionType:
+        if is_bare(fn):
+            return _shape_of_code(fn)
+        face = _face_of(fn)
+        if face is not None:
+            return face.shape
     if type(fn) is MethodType and type(fn.__func__) is FunctionType and is_bare(fn.__func__):
         whole = _shape_of_code(fn.__func__)
         if whole.names:
@@ -107,6 +122,50 @@ def shape_of(fn: Any) -> Shape | None:
         return _shape_of_signature(inspect.signature(fn))
     except (TypeError, ValueError):
         return None
+
+
+class _Face:
+    """What a decorated function shows of its parameters, which takes Python a while to find out. ``facts`` is all that
+    it depends on; as long as every one of them is the same object, the face is, too."""
+
+    __slots__ = ("__weakref__", "facts", "shape", "signature")
+
+    def __init__(self, facts: tuple[Any, ...], signature: inspect.Signature) -> None:
+        self.facts = facts
+        self.signature = signature
+        self.shape = _shape_of_signature(signature)
+
+
+_faces: weakref.WeakKeyDictionary[FunctionType, _Face] = weakref.WeakKeyDictionary()
+
+
+def _face_of(fn: FunctionType) -> _Face | None:
+    """The face of a function that was decorated on; None where it may change unseen, or Python cannot tell it."""
+    facts: list[Any] = []
+    inner: Any = fn
+    while True:
+        if type(inner) is not FunctionType or len(facts) > _LAYERS:
+            return None
+        attributes, keywords = inner.__dict__, inner.__kwdefaults__
+        facts += (inner.__code__, inner.__defaults__)
+        if keywords:
+            facts += (*keywords, *keywords.values())
+        shown = attributes.get("__signature__")
+        if not _OPAQUE.isdisjoint(attributes) or not (shown is None or type(shown) is inspect.Signature):
+            return None
+        facts.append(shown)
+        if shown is not None or "__wrapped__" not in attributes:
+            break
+        inner = attributes["__wrapped__"]
+    known = _faces.get(fn)
+    if known is not None and len(known.facts) == len(facts) and all(map(operator.is_, known.facts, facts)):
+        return known
+    try:
+        face = _Face(tuple(facts), inspect.signature(fn))
+    except (TypeError, ValueError):
+        return None
+    _faces[fn] = face
+    return face
 
 
 def _shape_of_code(fn: FunctionType) -> Shape:
@@ -162,10 +221,10 @@ def takes_key(fn: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> 
 class Fit:
     """What a step's function and its undo have been found to be for each other; kept, because steps repeat."""
 
-    __slots__ = ("codes", "plan", "takes_key")
+    __slots__ = ("plan", "sides", "takes_key")
 
-    def __init__(self, codes: tuple[Any, Any], takes_key: bool, plan: Plan | None) -> None:
-        self.codes = codes
+    def __init__(self, sides: tuple[Any, Any], takes_key: bool, plan: Plan | None) -> None:
+        self.sides = sides
         self.takes_key = takes_key
         self.plan = plan
 
@@ -175,32 +234,46 @@ _fits: dict[tuple[int, ...], Fit] = {}
 
 
 def fit_of(fn: Any, count: int, undo: Any) -> Fit | None:
-    """The fit of two plain functions for a step with ``count`` positional arguments, if it has been found before.
+    """The fit of two functions for a step with ``count`` positional arguments, if it has been found before.
 
-    The key is made of identities; the entry holds the code objects, so that these identities stay theirs."""
-    return _fits.get(_fit_key(fn, count, undo))
+    The key is made of identities; the entry holds what has them (code objects and faces, never a function that would
+    go otherwise), so that these identities stay theirs."""
+    key, _ = _fit_key(fn, count, undo)
+    return None if key is None else _fits.get(key)
 
 
 def remember_fit(fn: Any, count: int, undo: Any, takes_key: bool, plan: Plan | None) -> None:
-    """Keep what was found out, where it depends on nothing but the two functions' parameters."""
+    """Keep what was found out, if it depends on nothing but the two functions' parameters."""
+    key, sides = _fit_key(fn, count, undo)
+    if key is None:
+        return
     if len(_fits) >= _FITS:
         _fits.clear()
-    codes = fn.__code__, None if undo is None else undo.__code__
-    _fits[_fit_key(fn, count, undo)] = Fit(codes, takes_key, plan)
+    _fits[key] = Fit(sides, takes_key, plan)
 
 
-def is_plain(fn: Any) -> bool:
-    """Whether all about a function's parameters is in its code: nothing was decorated on."""
-    return type(fn) is FunctionType and is_bare(fn) and not fn.__kwdefaults__
-
-
-def _fit_key(fn: Any, count: int, undo: Any) -> tuple[int, ...]:
+def _side(fn: Any) -> tuple[Any, int]:
+    """The object that stands for a function's parameters, and the number of its defaults; (None, 0): there is none."""
+    if type(fn) is not FunctionType:
+        return None, 0
+    if not is_bare(fn):
+        return _face_of(fn), 0
+    if fn.__kwdefaults__:
+        return None, 0
     defaults = fn.__defaults__
-    own = 0 if defaults is None else len(defaults)
+    return fn.__code__, 0 if defaults is None else len(defaults)
+
+
+def _fit_key(fn: Any, count: int, undo: Any) -> tuple[tuple[int, ...] | None, tuple[Any, Any]]:
+    one, defaults = _side(fn)
+    if one is None:
+        return None, (None, None)
     if undo is None:
-        return count, id(fn.__code__), own
-    defaults = undo.__defaults__
-    return count, id(fn.__code__), own, id(undo.__code__), 0 if defaults is None else len(defaults)
+        return (count, id(one), defaults), (one, None)
+    other, others = _side(undo)
+    if other is None:
+        return None, (None, None)
+    return (count, id(one), defaults, id(other), others), (one, other)
 
 
 def bind(fn: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,8 +291,9 @@ def bind(fn: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> dict[
             if missing <= len(defaults):
                 whole = (*arguments, *defaults[len(defaults) - missing :]) if missing else arguments
                 return dict(zip(code.co_varnames, whole, strict=False))
+    face = _face_of(inner) if type(inner) is FunctionType else None
     try:
-        signature = inspect.signature(inner)
+        signature = inspect.signature(inner) if face is None else face.signature
     except (TypeError, ValueError):
         return {}
     try:

@@ -6,6 +6,7 @@ step of it that has no functions yet; `interlock.saga.recording` finds them when
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from interlock import codec
 from interlock.core.retry import RetryPolicy
 from interlock.errors import UsageError
-from interlock.saga.matching import Plan, name_of, unwrapped
+from interlock.saga.matching import GIVEN, Plan, name_of, unwrapped
 from interlock.saga.pages import Place
 from interlock.saga.records import State, StepRecord, declared
 from interlock.saga.registry import note_undo, path_of
@@ -57,30 +58,46 @@ def load_result(fn: Any, undo: Any, stored: Stored) -> Any:
 
 
 _Names = tuple[str, str | None, str | None]
-_names: dict[tuple[int, int, int], tuple[tuple[Any, Any, Any], _Names]] = {}
-"""Under which names the functions of a step are found again: by the identities of the functions, which the entry holds,
-so that these identities stay theirs. Only of functions that live as long as the process anyway."""
-_NAMES = 4096
 _PLAIN = frozenset((str, int, bool, type(None)))
+
+
+def _nothing() -> None:
+    """In the place of a reference to a function."""
+
+
+class _Template:
+    """What the records of all steps with the same functions say. It is found by the identities of the functions and of
+    the plan. It holds the plan, so that its identity stays its own, but no function that would go otherwise: the weak
+    references tell whether an identity still is that function's."""
+
+    __slots__ = ("facts", "functions", "kept", "plan", "positional", "undo")
+
+    def __init__(self, facts: dict[str, Any], plan: Plan | None) -> None:
+        self.functions: list[Callable[[], Any]] = []
+        self.plan = plan
+        self.facts = facts
+        self.undo = facts.get("undo")
+        self.kept: tuple[str, ...] = ()
+        """The arguments that the undo asks for by name."""
+        self.positional = 0
+        """How many it gets by position."""
+        if plan is not None:
+            self.kept = tuple(name for name in (*plan.positional, *plan.keywords) if name not in GIVEN)
+            self.positional = max(0, plan.count - 1)
+
+
+_templates: dict[tuple[int, int, int, int], _Template] = {}
+_TEMPLATES = 4096
 
 
 def names_of(record: StepRecord) -> _Names:
     """The names of a step's function, undo and verify. Raises `UsageError` where no other process would."""
     functions = record.source, record.undo_source, record.verify_source
-    key = id(functions[0]), id(functions[1]), id(functions[2])
-    known = _names.get(key)
-    if known is not None:
-        return known[1]
     for what, fn in zip(("step", "undo", "verify"), functions, strict=True):
         if fn is not None:
             _check_found_again(what, fn)
     source, undo, verify = functions
-    names = path_of(source), None if undo is None else path_of(undo), None if verify is None else path_of(verify)
-    if all(fn is None or _stays(fn) for fn in functions):
-        if len(_names) >= _NAMES:
-            _names.clear()
-        _names[key] = functions, names
-    return names
+    return path_of(source), None if undo is None else path_of(undo), None if verify is None else path_of(verify)
 
 
 def _check_found_again(what: str, fn: Any) -> None:
@@ -99,11 +116,6 @@ def _check_found_again(what: str, fn: Any) -> None:
         )
 
 
-def _stays(fn: Any) -> bool:
-    """Whether a function is kept by its module, or by the registry."""
-    return declared(fn) is not None or (type(fn) is FunctionType and fn.__closure__ is None)
-
-
 def check_durable(record: StepRecord) -> None:
     """Raises `UsageError` for functions that no other process could find again."""
     names = names_of(record)
@@ -120,42 +132,68 @@ def _is_of_a_module(fn: Any) -> bool:
 
 
 def facts_of(frame: Frame, record: StepRecord) -> dict[str, Any]:
-    """What a step's record says before it is called: all that its undo needs."""
-    given = {name: value for name, value in record.named.items() if name != "idempotency_key"}
-    call = [list(record.arguments), given]
-    plain = not given and _PLAIN.issuperset(map(type, record.arguments))  # there is nothing to be put in order
-    raw = codec.freeze(call) if plain else codec.canonical(call)
-    path, undo, verify = names_of(record)
+    """What a step's record says before it is called: all that its undo needs. Raises `UsageError` for functions that no
+    other process could find again, `ValueRefusedError` for arguments that cannot be kept."""
+    template = _template(record)
+    given = {name: value for name, value in record.named.items() if name != "idempotency_key"} if record.named else {}
+    if not given and _PLAIN.issuperset(map(type, record.arguments)):  # there is nothing to be put in order
+        raw = codec.freeze_plain(record.arguments)
+    else:
+        raw = codec.canonical([list(record.arguments), given])
     record.key = frame.step_key(record)
-    facts: dict[str, Any] = {
-        "fn": path,
-        "label": record.label(),
-        "print": hashlib.blake2b(raw, digest_size=16).digest(),
-        "key": record.key,
-        "verify": verify,
-    }
-    plan = record.plan
-    if record.undo is None or plan is None:
+    facts = template.facts.copy()
+    facts["print"], facts["key"] = hashlib.blake2b(raw, digest_size=16).digest(), record.key
+    if record.step_id is not None:
+        facts["label"] = record.step_id
+    if record.plan is None or record.undo is None:
         return facts
-    policy = record.undo_retry
-    bound = record.bound
-    wanted = [name for name in (*plan.positional, *plan.keywords) if name in bound and name != "idempotency_key"]
-    kept = {}
-    for name in wanted:
-        kept[name] = store_value(bound[name], _hint(record, name), what_of(record.undo, name))
-    facts |= {
-        "undo": undo,
-        "plan": [plan.count, list(plan.positional), list(plan.keywords)],
-        "kept": kept,
-        "positional": [
-            store_value(each, no_hint, "an argument") for each in record.arguments[: max(0, plan.count - 1)]
-        ],
-        "undo_unknown": record.undo_unknown,
-        "retry": None
-        if policy is None
-        else [policy.max_attempts, policy.max_seconds, policy.base_seconds, policy.cap_seconds],
-    }
+    kept: dict[str, Any] = {}
+    if template.kept:
+        bound = record.bound
+        for name in template.kept:
+            kept[name] = store_value(bound[name], _hint(record, name), what_of(record.undo, name))
+    facts["kept"] = kept
+    if template.positional:
+        facts["positional"] = [
+            store_value(each, no_hint, "an argument") for each in record.arguments[: template.positional]
+        ]
+    if record.undo_unknown:
+        facts["undo_unknown"] = True
+    if record.undo_retry is not None:
+        policy = record.undo_retry
+        facts["retry"] = [policy.max_attempts, policy.max_seconds, policy.base_seconds, policy.cap_seconds]
     return facts
+
+
+def _template(record: StepRecord) -> _Template:
+    """See `_Template`. Raises `UsageError`."""
+    functions = source, undo_source, verify_source = record.source, record.undo_source, record.verify_source
+    key = id(source), id(undo_source), id(verify_source), id(record.plan)
+    template = _templates.get(key)
+    if template is not None:
+        one, other, third = template.functions
+        if one() is source and other() is undo_source and third() is verify_source:
+            if template.undo is not None:
+                note_undo(undo_source, template.undo)
+            return template
+    check_durable(record)
+    path, undo, verify = names_of(record)
+    label = record.name or name_of(record.fn)
+    facts: dict[str, Any] = {"fn": path, "label": label, "verify": verify}
+    plan = record.plan if record.undo is not None else None
+    if plan is not None:
+        facts["undo"] = undo
+        facts["plan"] = [plan.count, list(plan.positional), list(plan.keywords)]
+        facts["positional"] = []
+    template = _Template(facts, record.plan)
+    try:
+        template.functions = [_nothing if fn is None else weakref.ref(fn) for fn in functions]
+    except TypeError:  # an object that nothing can refer to weakly
+        return template
+    if len(_templates) >= _TEMPLATES:
+        _templates.clear()
+    _templates[key] = template
+    return template
 
 
 def _hint(record: StepRecord, name: str) -> Callable[[], Any]:

@@ -69,7 +69,6 @@ class Recorder:
         """A step is about to be called; True: it was done before, and ``record.result`` is what it returned."""
         transacting = record.transacting
         if transacting is None:
-            check_durable(record)
             facts = facts_of(frame, record)
         else:
             facts = await transacting.describe(self)
@@ -87,7 +86,8 @@ class Recorder:
         if transacting is not None and transacting.carries:
             await self.journal.ready()
         else:
-            await self.journal.begin(place, {**facts, "status": "begun", "order": record.position})
+            facts["status"], facts["order"] = "begun", record.position
+            await self.journal.begin(place, facts)
         return False
 
     def _check_same(

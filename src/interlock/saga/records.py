@@ -239,13 +239,13 @@ def declare(
 def _fit(record: StepRecord, state: Any) -> None:
     """Find out how the undo will be called, and whether the function takes a key."""
     fn, undo, count = record.fn, record.undo, len(record.arguments)
-    lasting = not record.named and matching.is_plain(fn) and (undo is None or matching.is_plain(undo))
-    if lasting:
+    if not record.named:
         found = matching.fit_of(fn, count, undo)
         if found is not None:
             record.takes_key, record.plan = found.takes_key, found.plan
             return
     record.takes_key = matching.takes_key(fn, record.arguments, record.named)
+    lasting = not record.named
     if undo is not None:
         record.plan = matching.plan_undo(undo, record.bound, count, state)
         lasting = lasting and matching.depends_on_names_only(record.bound)

@@ -83,6 +83,8 @@ class Records:
         """Whether this run has begun without a record so far."""
         self._head_version: Expectation = ABSENT
         self._head_unsure = self._head_writing = False
+        self._doubts = False
+        """Whether some record is in doubt."""
         self._mutex = threading.Lock()
         self._pages: list[Page] = []
         self._page_of: dict[Place, Page] = {}
@@ -163,8 +165,12 @@ class Records:
         """One commit: the saga's own record, a page, and whatever nothing has carried so far; its version.
 
         Raises `SagaClosedError` where somebody else coordinates the saga, and as `Ledger.gathered` does."""
-        await self._settle_doubts()
-        batch = await self._take(page, head, durable, kept, whole)
+        if self._doubts:
+            await self._settle_doubts()
+        with self._mutex:
+            batch = None if self._is_busy(page, head) else self._taken(page, head, durable, kept, whole)
+        if batch is None:
+            batch = await self._take(page, head, durable, kept, whole)
         if others:
             batch.writes.update(others)
         if expected:
@@ -189,16 +195,19 @@ class Records:
         self._end(batch, done.version)
         return done.version
 
+    def _is_busy(self, page: Page | None, head: dict[str, Any] | None) -> bool:
+        """Under the mutex: whether another commit is in the way of one with this page, or the saga's own record."""
+        if self._head_writing or (page is not None and page.writing):
+            return True
+        return head is not None and any(each.writing for each in self._pages)
+
     async def _take(
         self, page: Page | None, head: dict[str, Any] | None, durable: bool, kept: float | None, whole: bool
     ) -> Batch:
         """What the next commit writes, as soon as no other one is in the way."""
         while True:
             with self._mutex:
-                busy = self._head_writing or (page is not None and page.writing)
-                if head is not None:
-                    busy = busy or any(each.writing for each in self._pages)
-                if not busy:
+                if not self._is_busy(page, head):
                     return self._taken(page, head, durable, kept, whole)
                 if self._blocks:
                     raise UsageError(
@@ -216,11 +225,11 @@ class Records:
         if head is None and self._unwritten:
             head, durable = self.head, True
         if whole and len(self._pages) <= EXPIRING_PAGES:
-            pages = self._pages
+            pages = [each for each in self._pages if each.steps or each.version is not ABSENT]
         else:
-            volatile = page if durable and page is not None and page.unsynced else None
-            pages = [each for each in self._pages if not each.writing and (each.dirty or each is volatile)]
-        pages = [each for each in pages if each.steps or each.version is not ABSENT]
+            pages = [each for each in self._pages if each.dirty and not each.writing]
+            if durable and page is not None and page.unsynced and not page.dirty:
+                pages.append(page)
         batch = Batch(head, pages, durable)
         writes, expected = batch.writes, batch.expected
         expected[self.head_key] = self._head_version
@@ -241,39 +250,36 @@ class Records:
         """A commit has happened."""
         with self._mutex:
             for page in batch.pages:
-                page.writing = False
-                page.unsynced = not batch.durable
+                page.writing, page.unsynced = False, not batch.durable
                 if version is None:
-                    page.unsure = True
+                    page.unsure = self._doubts = True
                 else:
                     page.version = version
             if batch.head is not None:
-                self.head, self._unwritten = batch.head, False
+                self.head, self._unwritten, self._head_writing = batch.head, False, False
                 if version is None:
-                    self._head_unsure = True
+                    self._head_unsure = self._doubts = True
                 else:
                     self._head_version = version
             if batch.durable:
                 for page in self._pages:
                     page.unsynced = page.unsynced and page.key not in batch.expected
-        self._go_on(batch)
+            waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.wake()
 
     def _fail(self, batch: Batch, *, unsure: bool) -> None:
         """A commit has not happened, or nobody knows."""
         with self._mutex:
+            self._doubts = self._doubts or unsure
             for page in batch.pages:
                 page.writing, page.dirty = False, True
                 page.unsure = page.unsure or unsure
             if batch.head is not None:
+                self._head_writing = False
                 self._head_unsure = self._head_unsure or unsure
             if batch.pages:
                 self._note_lag()
-        self._go_on(batch)
-
-    def _go_on(self, batch: Batch) -> None:
-        with self._mutex:
-            if batch.head is not None:
-                self._head_writing = False
             waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter.wake()
@@ -282,8 +288,7 @@ class Records:
         """Learn the versions of records whose last commit nobody has seen end."""
         with self._mutex:
             pages = [each for each in self._pages if each.unsure and not each.writing]
-            if not (pages or self._head_unsure):
-                return
+            self._doubts = any(each.unsure and each.writing for each in self._pages)
         reading = await self.ledger.backend.read([self.head_key, *[each.key for each in pages]])
         found = SAGAS.load(reading.entries[0])
         own = self._presence is not None and found is not None and found.get("owner") == self._presence.owner
