@@ -4,9 +4,10 @@ A step's result needs no commit of its own: the next one of its saga, mostly the
 But between two steps an agent may think for minutes, and until the result is in the store, a coordinator that dies
 leaves a step of which nobody knows. So a result that nothing has carried for `LAG_SECONDS` is written by itself.
 
-One job for each store object looks after all its sagas, and only while one has something to write: a saga is watched
-from its first result on, and dropped when the job finds nothing to write. A result that the job finds for the first
-time gets one more round, so a saga that goes on pays nothing.
+One job for each store object looks after all its sagas: a saga is watched from its first result on, and dropped when
+the job finds nothing to write. A result that the job finds for the first time gets one more round, so a saga that goes
+on pays nothing. Without a saga to watch the job ends after `IDLE_LOOKS`, as beginning one, a thread perhaps, costs more
+than some looks.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from interlock.ports import Job
 
 LAG_SECONDS: Final = 0.02
 """How long the job waits between two looks."""
+IDLE_LOOKS: Final = 50
+"""After how many in a row without a saga to watch it ends."""
 
 log = logging.getLogger("interlock")
 
@@ -72,6 +75,7 @@ class Lags:
             job.cancel()
 
     async def _work(self) -> None:
+        idle = 0
         while True:
             await self._engine.runtime.sleep(LAG_SECONDS)
             late = self._late()
@@ -81,7 +85,8 @@ class Lags:
                 except InterlockError as failure:  # the next commit of the saga says so itself, or brings it
                     log.info("the results of saga %s could not be written yet: %s", journal.title, failure)
             with self._mutex:
-                if not self._watched:
+                idle = 0 if self._watched else idle + 1
+                if self._engine.closed or idle >= IDLE_LOOKS:
                     self._job = None
                     return
 
