@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from interlock import ConflictError, RetryPolicy, UsageError, codec, merges
 from interlock.core import isolation as modes
+from interlock.core.cursors import cursor_of, token_of
 from interlock.core.moments import moment_of
 from interlock.core.retry import backoff_seconds, retryable_cause
 from interlock.errors import BackendCorruptError, BackendUnavailableError, InterlockError, InvariantError
-from interlock.model import ABSENT, UNCHANGED, BoundBroken, Delete, Entry, Merge, Operation, Put, Span
+from interlock.model import ABSENT, UNCHANGED, BoundBroken, Delete, Entry, Merge, Operation, Put, Span, Token
 
 READ = {b"a": Entry((3, 7), b"i1"), b"gone": Entry((4, 9), None), b"never": None}
 WRITTEN = {b"a": Put(b"i2"), b"blind": Put(b"i3"), b"added": Merge((Operation("add", b"i1"),)), b"cut": Delete()}
@@ -137,3 +139,14 @@ def test_a_stored_time_that_no_calendar_has_is_damage() -> None:
     for seconds in (1e12, -1e12, 2.5e18, 1e300, float("inf"), float("nan")):
         with pytest.raises(BackendCorruptError, match="a stored time"):
             moment_of(seconds)
+
+
+@pytest.mark.parametrize("name", ["store", "incarnation", "position"])
+def test_a_cursor_with_numbers_that_no_token_has_is_none(name: str) -> None:
+    """Engines would meet them where they have no room for them."""
+    real = Token(2**64 - 1, 2**64 - 1, 2**63 - 1, b"detail")
+    assert token_of(cursor_of(real)) == real
+    wrong = [-1, -(2**63)] + ([2**63, 2**64 - 1] if name == "position" else [])
+    for number in wrong:
+        with pytest.raises(UsageError, match="not a cursor"):
+            token_of(cursor_of(replace(real, **{name: number})))

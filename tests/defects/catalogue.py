@@ -652,7 +652,41 @@ LOCKING = (
     ),
 )
 
-DEFECTS: tuple[Defect, ...] = (*CORE, *ENGINE, *RULES, *HOLDING, *ACTS, *LOCKING, *UNDOING, *SPANNING)
+DECODERS = "tests/fuzz/test_decoders.py"
+READING = (
+    Defect(
+        "a damaged record on Redis is an error of the decoder's",
+        "interlock.backends.redis.record",
+        (("DAMAGE: Final = (struct.error, ValueError, TypeError, LookupError)", "DAMAGE: Final = (struct.error,)"),),
+        (DECODERS, "-k", "Redis"),
+    ),
+    Defect(
+        "a value that is not there is put into a change from PostgreSQL",
+        "interlock.backends.postgresql.record",
+        (("if type(value) is not bytes:", "if False:"),),
+        (DECODERS, "-k", "record-of-PostgreSQL"),
+    ),
+    Defect(
+        "a damaged key is an error of the decoder's",
+        "interlock.keys",
+        (("    raise _damaged(raw)", "    raise ValueError(raw)"),),
+        (DECODERS, "-k", "stored-key"),
+    ),
+    Defect(
+        "a cursor may have any numbers",
+        "interlock.core.cursors",
+        (("token.position) < 0 or token.position > _LAST_POSITION:", "token.position) < 0:"),),
+        ("tests/core/test_pure.py", "-k", "cursor"),
+    ),
+    Defect(
+        "a stored time may be any number",
+        "interlock.core.moments",
+        (("except (OverflowError, ValueError, OSError) as error:", "except ValueError as error:"),),
+        ("tests/core/test_pure.py", "-k", "calendar"),
+    ),
+)
+
+DEFECTS: tuple[Defect, ...] = (*CORE, *ENGINE, *RULES, *HOLDING, *ACTS, *LOCKING, *UNDOING, *SPANNING, *READING)
 
 HARMLESS = Defect("nothing", "interlock.core.isolation", (("NONE, SNAPSHOT, ", "NONE,  SNAPSHOT, "),), CORE[0].tests)
 """Changes nothing, so that no test may fail under it: the control of the whole procedure."""
