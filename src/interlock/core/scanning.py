@@ -36,17 +36,18 @@ async def scan(
 ) -> AsyncIterator[tuple[Any, Any]]:
     """Keys and values of a range in key order, as the transaction sees them."""
     left = check_limit(limit)
-    async for raw, value in _rows(txn, resource, prefix, start, stop, left, reverse, "scan"):
-        try:
-            row = (resource.space.decode(raw), resource.thaw(value))
-        except BaseException as error:
-            txn.doom(error)
-            raise
-        yield row
-        if left is not None:
-            left -= 1
-            if left <= 0:
-                return
+    async for rows in _pages(txn, resource, prefix, start, stop, left, reverse, "scan"):
+        for raw, value in rows:
+            try:
+                row = (resource.space.decode(raw), resource.thaw(value))
+            except BaseException as error:
+                txn.doom(error)
+                raise
+            yield row
+            if left is not None:
+                left -= 1
+                if left <= 0:
+                    return
 
 
 def check_limit(limit: int | None) -> int | None:
@@ -56,7 +57,7 @@ def check_limit(limit: int | None) -> int | None:
     return limit
 
 
-async def _rows(
+async def _pages(
     txn: Transaction,
     resource: Resource,
     prefix: Any,
@@ -65,7 +66,7 @@ async def _rows(
     limit: int | None,
     reverse: bool,
     call: str,
-) -> AsyncIterator[tuple[Key, bytes]]:
+) -> AsyncIterator[list[tuple[Key, bytes]]]:
     if txn.state:
         txn.admit_read(call)
     try:
@@ -86,8 +87,7 @@ async def _rows(
         except BaseException as error:
             txn.doom(error)
             raise
-        for row in rows:
-            yield row
+        yield rows
         size = min(2 * size, _LAST_PAGE)
 
 
@@ -157,7 +157,8 @@ async def update_where(
     """Give every key of a range a new value, or `DELETE` it; returns how many were changed."""
     if txn.mode == modes.PESSIMISTIC and not txn.state:
         await writing.claim(txn, resource, lambda: resource.space.span(prefix, start, stop))
-    rows = [row async for row in _rows(txn, resource, prefix, start, stop, None, False, "update_where")]
+    pages = _pages(txn, resource, prefix, start, stop, None, False, "update_where")
+    rows = [row async for page in pages for row in page]
     changed = 0
     try:
         txn.before_write()

@@ -8,6 +8,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from interlock.backends.postgresql import PostgreSQLBackend, groups, locks
 from interlock.backends.postgresql import record as records
@@ -15,7 +17,7 @@ from interlock.backends.postgresql.requests import arguments, lock_numbers
 from interlock.backends.postgresql.statements import statements
 from interlock.backends.postgresql.tokens import from_detail
 from interlock.errors import UsageError
-from interlock.model import ABSENT, CommitRefused, CommitRequest, Delete, Reply, Span
+from interlock.model import ABSENT, CommitRefused, CommitRequest, Delete, Key, Reply, Span
 from interlock.testing.conformance.world import EVERYTHING, SPACE, Subject, key, put, step
 
 PATIENCE_SECONDS = 30.0
@@ -193,6 +195,22 @@ def test_the_order_is_the_same_for_everybody() -> None:
     assert len({number | 1 for number in everything}) == len(everything)
     assert locks.numbers(salt, [A, B], [], []) == locks.numbers(salt, [B, A], [A], [])
     assert locks.numbers(b"other", [A], [], []) != locks.numbers(salt, [A], [], [])
+
+
+SOME = [A, B, IN, NEAR, key("log"), key("log", 1, 2), key("log", 1), key("n", -1)]
+RANGES = [LOG, EVERYTHING, Span(IN, NEAR), Span(key("log", 1), key("log", 1, 9)), Span(B, A), Span(A, A)]
+
+
+@given(st.lists(st.sampled_from(SOME)), st.lists(st.sampled_from(SOME)), st.lists(st.sampled_from(RANGES), max_size=4))
+def test_few_keys_and_spans_take_the_locks_that_any_do(written: list[Key], read: list[Key], spans: list[Span]) -> None:
+    plan = locks.Plan(b"salt")
+    for name in written:
+        plan.key(name, exclusive=True)
+    for name in read:
+        plan.key(name, exclusive=False)
+    for span in spans:
+        plan.span(span)
+    assert locks.of_few(b"salt", written, read, spans) == plan.numbers()
 
 
 def test_a_large_commit_takes_few_locks() -> None:

@@ -30,6 +30,7 @@ from interlock.backends.postgresql.tokens import (
 from interlock.backends.postgresql.waiting import News
 from interlock.errors import SnapshotTooOldError, UsageError
 from interlock.model import (
+    NONCE_MASK,
     Author,
     Change,
     CommitRefused,
@@ -148,7 +149,7 @@ class PostgreSQLBackend:
             if rows[0][2] == 2:
                 raise SnapshotTooOldError("a version that the snapshot may show was overwritten quietly")
             token, superseded = at, rows[0][2] is not None
-        items = [(row[3], Entry(version(row[4], row[5]), row[6], row[7])) for row in rows if row[3] is not None]
+        items = [(row[3], Entry((row[4], row[5] & NONCE_MASK), row[6], row[7])) for row in rows if row[3] is not None]
         return Page(items[:limit], token, len(items) > limit, superseded)
 
     async def history(self, key: Key, *, limit: int = 100) -> list[tuple[Entry, Author | None]]:

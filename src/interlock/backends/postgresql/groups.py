@@ -176,16 +176,19 @@ def _locks(jobs: Sequence[Job]) -> list[int] | None:
     salt = jobs[0].request.snapshot.store.to_bytes(8, "big")
     written: list[Key] = []
     read: set[Key] = set()
+    spans: list[Span] = []
     wanted: dict[int, int] = {}
     for job in jobs:
         request = job.request
-        if not request.spans and len(request.writes) + len(job.expected) <= locks.FEW_KEYS:
+        keys = len(request.writes) + len(job.expected)
+        if keys <= locks.FEW_KEYS and len(request.spans) <= locks.FEW_SPANS:
             written += request.writes
             read.update(request.reads, request.guards)
+            spans += request.spans
             continue
         for number in requests.lock_numbers(request):
             locks.want(wanted, number)
-    few = locks.of_few(salt, written, read)
+    few = locks.of_few(salt, written, read, spans)
     if not wanted:
         return few
     for number in few:

@@ -148,15 +148,22 @@ def _of_key(salt: bytes, key: Key) -> tuple[int, ...]:
     return (*found, _number(salt, _KEY_LEVEL, key))
 
 
+@lru_cache(1024)
+def _of_span(salt: bytes, start: Key, stop: Key) -> tuple[int, ...]:
+    """The locks of a span: those of the prefixes above, then the one that is its own."""
+    return tuple([_number(salt, min(len(cuts(prefix)), _KEY_LEVEL), prefix) for prefix in covering(Span(start, stop))])
+
+
 FEW_KEYS: Final = KEYS_PER_PREFIX // 2
-"""Where there is no span and no commit has more keys than these, there is nothing to escalate (`of_few`)."""
+FEW_SPANS: Final = 4
+"""Where no commit has more keys and spans than these, there is nothing to escalate (`of_few`)."""
 
 
 def numbers(salt: bytes, written: Iterable[Key], read: Iterable[Key], spans: Sequence[Span]) -> list[int]:
     """The locks of a commit that writes and reads these keys and validates or clears these spans."""
     written, read = list(written), list(read)
-    if not spans and len(written) + len(read) <= FEW_KEYS:
-        return of_few(salt, written, read)
+    if len(spans) <= FEW_SPANS and len(written) + len(read) <= FEW_KEYS:
+        return of_few(salt, written, read, spans)
     plan = Plan(salt)
     for key in written:
         plan.key(key, exclusive=True)
@@ -167,7 +174,7 @@ def numbers(salt: bytes, written: Iterable[Key], read: Iterable[Key], spans: Seq
     return plan.numbers()
 
 
-def of_few(salt: bytes, written: Iterable[Key], read: Iterable[Key]) -> list[int]:
+def of_few(salt: bytes, written: Iterable[Key], read: Iterable[Key], spans: Iterable[Span] = ()) -> list[int]:
     """What `Plan` says where there is nothing to escalate, for the common commit, or for several such together."""
     wanted = {number: number for key in read for number in _of_key(salt, key)}
     for key in written:
@@ -175,6 +182,12 @@ def of_few(salt: bytes, written: Iterable[Key], read: Iterable[Key]) -> list[int
         for number in prefixes:
             wanted.setdefault(number, number)
         wanted[own] = own | 1
+    for span in spans:
+        if span.start < span.stop:
+            *prefixes, own = _of_span(salt, span.start, span.stop)
+            for number in prefixes:
+                wanted.setdefault(number, number)
+            wanted[own] = own | 1
     return sorted(wanted.values())
 
 
