@@ -7,6 +7,8 @@ PYTHON ?=
 # How long `make soak` takes.
 SECONDS ?= 1800
 ARGS   ?=
+# Tests wait for disks, servers and each other more than they compute.
+WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
 
 # What a stamp stands for: reinstall when the metadata changes, not when the sources do (the install is editable).
 MADE        := $(VENV)/.made
@@ -28,7 +30,7 @@ demo: $(DEMO_STAMP) ## Four processes sell a shop's orders, without and with Int
 test: $(TEST_STAMP) ## Everything that must hold: check and all tests
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(MAKE) --no-print-directory types >$(VENV)/types.log 2>&1 & types=$$!; \
-	tests=0; $(BIN)/python -m pytest -n auto --dist worksteal $(ARGS) || tests=$$?; \
+	tests=0; $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) || tests=$$?; \
 	wait $$types || { cat $(VENV)/types.log; exit 1; }; \
 	exit $$tests
 
@@ -42,7 +44,7 @@ types: $(TEST_STAMP) ## Types alone, by mypy and pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 pytest: $(TEST_STAMP) ## The tests alone (ARGS="-k sqlite")
-	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 defects: $(TEST_STAMP) ## Put defects into the library on purpose, and show which test catches each (a few minutes)
 	PYTHONPATH=tests $(BIN)/python -m defects.run --write docs/defects.md $(ARGS)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -111,6 +112,11 @@ def argued(page: str) -> dict[Gap, str]:
     return found
 
 
+def workers() -> int:
+    """How many processes run the tests: more than there are cores, since tests wait more than they compute."""
+    return 2 * (os.cpu_count() or 1)
+
+
 def measure(directory: Path, tests: Sequence[str]) -> dict[str, Any]:
     """Run the tests; what coverage.py says of each file."""
     settings = directory / "coverage.ini"
@@ -121,7 +127,19 @@ def measure(directory: Path, tests: Sequence[str]) -> dict[str, Any]:
     )  # fmt: skip
     base = [sys.executable, "-m", "coverage"]
     done = subprocess.run(
-        [*base, "run", f"--rcfile={settings}", "-m", "pytest", "-q", "-n", "auto", "--dist", "worksteal", *tests],
+        [
+            *base,
+            "run",
+            f"--rcfile={settings}",
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            str(workers()),
+            "--dist",
+            "worksteal",
+            *tests,
+        ],
         cwd=ROOT,
     )
     if done.returncode:

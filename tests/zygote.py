@@ -188,7 +188,7 @@ def start(
     ``words`` are a script, or ``-m`` and a module, or ``-c`` and a program, and its arguments; ``environment`` is the
     whole of it; ``options`` are those of `subprocess.Popen`.
     """
-    copies = sys.platform == "linux" and "COVERAGE_PROCESS_START" not in os.environ
+    copies = sys.platform == "linux" and not any(name.startswith("COVERAGE_PROCESS") for name in os.environ)
     kind = _Copied if copies and options.keys() <= {"stderr"} else subprocess.Popen
     return kind(
         [sys.executable, *words],
