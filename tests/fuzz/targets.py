@@ -119,14 +119,19 @@ def _is_harmless(word: str) -> bool:
     return not word.startswith(("demo", "-f", "--f", "--i"))
 
 
-def _damaged_store(given: tuple[int, bytes]) -> None:
-    """One of the system's records is another one now; every way to it is tried."""
-    place, raw = given
+def _damaged_store(given: tuple[int, bytes, bytes]) -> None:
+    """One of the system's records is another one now, or lies under another key; every way to it is tried."""
+    place, raw, moved = given
     stored = system_records()
     place %= len(stored)
+    key, value = stored[place]
     store = interlock.sync.open("memory://", agent="fuzz")
     writes: dict[Key, Write] = {key: Put(value) for key, value in stored}
-    writes[stored[place][0]] = Put(raw)
+    if moved.startswith(keys.SYSTEM):
+        del writes[key]
+        writes[moved] = Put(value)
+    else:
+        writes[key] = Put(raw)
     with store:
         backend = store._engine.backend
         step(
@@ -246,6 +251,7 @@ framed = st.tuples(st.sampled_from(("saga", "sagapage", "effect", "lease", "tenu
 system_bytes = st.one_of(st.binary(max_size=40), framed, st.integers(0, 99).map(
     lambda place: system_records()[place % len(system_records())][1]))  # fmt: skip
 system_bytes = st.one_of(system_bytes, damaged(system_bytes))
+system_keys = st.integers(0, 99).map(lambda place: system_records()[place % len(system_records())][0])
 words = st.one_of(
     texts, urls, json_texts,
     st.sampled_from((
@@ -278,7 +284,8 @@ TARGETS = (
     Target("a record of a layer", _load, st.tuples(layers, system_bytes), (BackendCorruptError, SchemaMismatchError)),
     Target("an effect's record", _effect, system_bytes, (BackendCorruptError, SchemaMismatchError)),
     Target("a table of leases and locks", _table, system_bytes, (BackendCorruptError, SchemaMismatchError)),
-    Target("a store with a damaged record", _damaged_store, st.tuples(st.integers(0, 99), system_bytes), (),
+    Target("a store with a damaged record", _damaged_store,
+        st.tuples(st.integers(0, 99), system_bytes, st.just(b"") | damaged(system_keys)), (),
            slow=True),
     Target("a command line", _command_line, command_lines, (), slow=True),
     Target("a history", _history, lines, (ValueError,), slow=True),

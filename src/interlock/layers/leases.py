@@ -28,7 +28,7 @@ from interlock.layers.queues import EVERYTHING
 from interlock.layers.tenures import Tenure, tells_time
 from interlock.ports import Capability
 
-LEASES = Kind("lease")
+LEASES = Kind("lease", count=1)
 
 
 class Lease(Held):

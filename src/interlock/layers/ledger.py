@@ -79,10 +79,12 @@ class Kind:
     Args:
         name: lower-case ASCII letters; the same for ever.
         schema: the number of the form that this version writes and reads.
+        count: how many parts a key has, where each has the same number of them.
     """
 
     name: str
     schema: int = 1
+    count: int | None = None
 
     def __post_init__(self) -> None:
         if not (self.name.isascii() and self.name.isalpha() and self.name.islower()):
@@ -98,9 +100,12 @@ class Kind:
         return key[:start] + keys.extended(key[start:], part)
 
     def parts(self, key: Key) -> tuple[Part, ...]:
-        """The parts of a stored key of this kind."""
+        """The parts of a stored key of this kind. Raises `BackendCorruptError` for what is none."""
         found = keys.decode(key[1 + len(self.name) :])
-        return (found,) if type(found) is str else tuple(found)
+        parts = (found,) if type(found) is str else tuple(found)
+        if self.count not in (None, len(parts)):
+            raise BackendCorruptError(f"{parts!r} is no key of a record of kind {self.name!r}")
+        return parts
 
     def span(self, *prefix: Part) -> Span:
         """All records of the kind, or those whose first parts are these."""

@@ -81,6 +81,7 @@ STEP_OPTIONAL: Final[Fields] = {
 SAGAS: Final = JournalKind(
     "saga",
     schema=2,
+    count=2,
     required={"status": (str,), "run": (int,), "agent": (str,), "at": (float, int)},
     optional={"on_crash": (str,), "owner": (str,), "lease": (float, int)},
 )
@@ -88,5 +89,6 @@ PAGES: Final = PageKind("sagapage")
 LETTERS: Final = JournalKind(
     "sagaletter",
     schema=2,
+    count=1,
     required={"name": (str,), "id": (str,), "run": (int,), "place": (int, str), "page": (int,), "step": (str,)},
 )

@@ -141,11 +141,11 @@ class EffectKind(Kind):
         return bool(name == self.name and type(schema) is int and schema > self.schema)
 
 
-EFFECT: Final = EffectKind("effect")
+EFFECT: Final = EffectKind("effect", count=2)
 """Parts: the effect's key, the name that it was staged under ("" for an executor's)."""
 _HEAD: Final = b"m" + _THREE + _encode(EFFECT.name) + _encode(EFFECT.schema)
 _BEFORE, _, _BEHIND = EFFECT.key("?", "").partition(b"?")
-OUTBOX: Final = Kind("outbox")
+OUTBOX: Final = Kind("outbox", count=2)
 """The same parts, while an effect that was staged is open."""
 OPEN: Final = OUTBOX.put(None)
 
