@@ -229,16 +229,16 @@ def test_python_calls_of_a_session() -> None:
         async with stock.session() as session:
             await increase(session, "apples")
 
-    assert python_calls(work) <= 19
+    assert python_calls(work) <= 17
 
 
 def test_python_calls_of_run() -> None:
-    assert python_calls(lambda stock: stock.run(increase, "apples")) <= 18
+    assert python_calls(lambda stock: stock.run(increase, "apples")) <= 16
 
 
 def test_python_calls_of_run_with_an_idempotency_key() -> None:
     keys = iter(range(10))
-    assert python_calls(lambda stock: stock.run(increase, "apples", idempotency_key=f"order-{next(keys)}")) <= 29
+    assert python_calls(lambda stock: stock.run(increase, "apples", idempotency_key=f"order-{next(keys)}")) <= 23
 
 
 def test_python_calls_of_a_synchronous_session() -> None:
@@ -246,16 +246,16 @@ def test_python_calls_of_a_synchronous_session() -> None:
         with stock.session() as session:
             increase_now(session, "apples")
 
-    assert stepped_calls(work) <= 19
+    assert stepped_calls(work) <= 17
 
 
 def test_python_calls_of_synchronous_run() -> None:
-    assert stepped_calls(lambda stock: stock.run(increase_now, "apples")) <= 18
+    assert stepped_calls(lambda stock: stock.run(increase_now, "apples")) <= 16
 
 
 def test_python_calls_of_synchronous_run_with_an_idempotency_key() -> None:
     keys = iter(range(10))
-    assert stepped_calls(lambda stock: stock.run(increase_now, "apples", idempotency_key=f"order-{next(keys)}")) <= 29
+    assert stepped_calls(lambda stock: stock.run(increase_now, "apples", idempotency_key=f"order-{next(keys)}")) <= 23
 
 
 # --- statements -------------------------------------------------------------------------------------------------------

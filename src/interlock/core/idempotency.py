@@ -193,9 +193,24 @@ def identify(
 ) -> tuple[str, Key, bytes]:
     """The operation's name, where the record of a call's key lies, and the call's fingerprint. Raises as
     `call_fingerprint` and `record_key` do."""
+    resource_name = "" if home is None else home.space.name
+    if type(fn) is FunctionType and key.isascii():
+        operation, scope, binding = _calling(fn, resource_name)
+        names, places, count = binding.names, binding.places, len(arguments)
+        if names is not None and count == len(names):
+            in_order = arguments if count < 2 else tuple([arguments[place] for place in places])
+            plain = _of_plain_call(agent or "", names, in_order)
+            if plain is not None:
+                return operation, scope + key.encode(), plain
     operation = operation_name(fn)
-    record = record_key("" if home is None else home.space.name, operation, key)
-    return operation, record, call_fingerprint(agent or "", fn, arguments, {})
+    return operation, record_key(resource_name, operation, key), call_fingerprint(agent or "", fn, arguments, {})
+
+
+@functools.lru_cache(maxsize=512)
+def _calling(fn: FunctionType, resource_name: str) -> tuple[str, bytes, _Binding]:
+    """What is the same in all keyed calls of a function on a resource."""
+    operation = operation_name(fn)
+    return operation, _scope(resource_name, operation), _bindable(fn)
 
 
 def _owner(inner: Any) -> Any:

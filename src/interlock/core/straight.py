@@ -16,11 +16,10 @@ from typing import Any, Final
 
 from interlock.core.calls import ACTIVE, BUSY, COMMITTED, ROLLED_BACK, SENDING
 from interlock.core.engine import HOUSEKEEPING_COMMITS
-from interlock.core.idempotency import Record
 from interlock.core.requests import footprint
 from interlock.core.space import Resource
 from interlock.core.transaction import Transaction, process
-from interlock.model import Key, Put, Write
+from interlock.model import Key, Put
 
 UNDONE: Final[Any] = object()
 """What `read_now` returns when it has not read."""
@@ -97,13 +96,17 @@ def commit_now(txn: Transaction) -> bool:
     if engine.commits + 1 >= HOUSEKEEPING_COMMITS or len(writes) + len(txn.reads) >= engine.few_keys:
         return False
     number = txn._id
-    if not number:
-        number = txn._id = engine.new_id()
+    if not number:  # as `Engine.new_id`
+        runtime = engine.runtime
+        number = txn._id = (int(runtime.time() * 1000) << 80) | runtime.random_bits(80)
     txn.state = SENDING
     try:
         absent: tuple[Key, ...] = rules.absent
         if records is not None:
-            writes, absent = _with_records(txn, records, absent)
+            writes = writes.copy()
+            for key, record in records.items():
+                writes[key] = record.put(record.fingerprint or footprint(txn), number)
+            absent = (*absent, *records)
         txn.reply = direct.put(
             number, txn.agent, txn.isolation, token, txn.reads, writes, absent, txn.operation, txn.run_id, txn.attempt
         )
@@ -116,13 +119,3 @@ def commit_now(txn: Transaction) -> bool:
     txn.state = COMMITTED
     engine.commits += 1
     return True
-
-
-def _with_records(
-    txn: Transaction, records: dict[Key, Record], absent: tuple[Key, ...]
-) -> tuple[dict[Key, Write], tuple[Key, ...]]:
-    """What is written, and what must not be there, with the idempotency records."""
-    writes = txn.writes.copy()
-    for key, record in records.items():
-        writes[key] = record.put(record.fingerprint or footprint(txn), txn._id)
-    return writes, (*absent, *records)

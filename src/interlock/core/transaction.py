@@ -224,24 +224,21 @@ class Transaction(Attempted, eq=False):
             if (space := resource.space) is not self.home:
                 self.touch(space)
             raw = (space.cache.get(key) if type(key) is str else None) or space.encode(key)
-            if (
-                self.plain
-                and raw not in self.reads
-                and raw not in self.writes
-                and (self.token is not None or raw not in self.engine.gates.open)
-            ):
-                direct = self.engine.direct or self.ahead
-                if direct is not None and (found := direct.look(raw, self.token)) is not None:
+            engine, reads, token = self.engine, self.reads, self.token
+            new = self.plain and raw not in reads and raw not in self.writes
+            if new and (token is not None or raw not in engine.gates.open):
+                direct = engine.direct or self.ahead
+                if direct is not None and (found := direct.look(raw, token)) is not None:
                     entry, self.token = found
-                    self.reads[raw] = entry
+                    reads[raw] = entry
                     return default if entry is None or entry.value is None else resource.thaw(entry.value)
                 self.state = BUSY  # the first read of a key in nearly every session: `fetch`, cut short
-                reading = await self.backend.read((raw,), self.token)
+                reading = await self.backend.read((raw,), token)
                 if self.state == BUSY:
                     self.state = ACTIVE
                 if not reading.superseded:
                     self.token = reading.token
-                    self.reads[raw] = entry = reading.entries[0]
+                    reads[raw] = entry = reading.entries[0]
                     return default if entry is None or entry.value is None else resource.thaw(entry.value)
             value = await self._read_on(raw)
             return default if value is None else resource.thaw(value)

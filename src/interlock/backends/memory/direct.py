@@ -2,7 +2,8 @@
 
 See `interlock.ports.Direct`. They do a subset of what `engine` does, by the same steps, and say None to everything
 else, with nothing done. So this is a shorter way to the same end, never another rule; the conformance suite takes both
-ways.
+ways. How `Direct.put` puts a commit in place is written out here once more (`plain.put_in_place`): a call costs as much
+as a part of it.
 
 `Direct.look` takes no lock. Why what it says is right all the same. A commit notes itself in ``pending``, then changes
 ``current``, then replaces ``token``, then clears ``pending`` (`state.State.apply`), and commits follow each other
@@ -19,8 +20,8 @@ under the lock. Compaction besides removes tombstones from ``current``, which me
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from heapq import heappush
 
-from interlock.backends.memory.plain import put_in_place
 from interlock.backends.memory.state import INCARNATION, PlainRecord, State
 from interlock.errors import UsageError
 from interlock.model import NONCE_MASK, CommitRequest, Entry, Key, Put, Reply, Token, TransactionId, Write
@@ -53,18 +54,10 @@ class Direct:
         return (entry, at) if state.pending is None and state.token is at else None
 
     def put(
-        self,
-        transaction: TransactionId,
-        agent: str,
-        isolation: str,
-        snapshot: Token,
-        reads: Mapping[Key, Entry | None],
-        writes: Mapping[Key, Write],
-        absent: Iterable[Key],
-        operation: str | None,
-        run_id: str | None,
-        attempt: int,
-    ) -> Reply | None:
+        self, transaction: TransactionId, agent: str, isolation: str, snapshot: Token,
+        reads: Mapping[Key, Entry | None], writes: Mapping[Key, Write], absent: Iterable[Key],
+        operation: str | None, run_id: str | None, attempt: int,
+    ) -> Reply | None:  # fmt: skip
         """Commit values, if all that was read is as it was and nothing is where nothing should be."""
         if self.refusal is not None:
             raise UsageError(self.refusal)
@@ -72,12 +65,11 @@ class Direct:
         with state.lock:
             if state.pending is not None or state.waiters or state.fences:
                 return None
-            token, current = state.token, state.current
+            token, current, get = state.token, state.current, state.current.get
             if transaction in state.records or transaction <= state.forgotten_fence:
                 return None
             if snapshot is not token:
                 state.position_of(snapshot)
-            get = current.get
             for key, found in reads.items():
                 if get(key) is not found:
                     return None
@@ -85,32 +77,42 @@ class Direct:
                 entry = get(key)
                 if entry is not None and entry.value is not None:
                     return None
-            now = state.clock()
-            if now < state.last_time:
-                now = state.last_time
-            else:
-                state.last_time = now
+            now = state.last_time = max(state.clock(), state.last_time)
             position = token.position + 1
             version = (position, transaction & NONCE_MASK)
             new: dict[Key, Entry] = {}
-            fresh: list[Key] = []
+            fresh: list[Key] | None = None
             for key, write in writes.items():
                 if type(write) is not Put:
                     return None
-                ttl_seconds = write.ttl_seconds
-                if ttl_seconds is None:
+                if write.ttl_seconds is None:
                     new[key] = Entry(version, write.value)
                 else:
-                    new[key] = Entry(version, write.value, now + ttl_seconds)
-                if key not in current and write.listed:
+                    new[key] = Entry(version, write.value, now + write.ttl_seconds)
+                if write.listed and key not in current:
+                    fresh = fresh or []
                     fresh.append(key)
-            if fresh:
+            if fresh is not None:
                 state.order.fresh.update(fresh)
             after = Token(token.store, INCARNATION, position)
             record = PlainRecord(
                 version, after, now, None, (), transaction, agent, isolation, reads, writes, operation, run_id, attempt
             )
-            put_in_place(state, record, new)
+            state.pending = (record, new)  # from here on as in `plain.put_in_place`
+            for key, entry in new.items():
+                old = get(key)
+                if old is not None:
+                    chain = state.chains.get(key)
+                    if chain is None:
+                        state.chains[key] = [old]
+                    else:
+                        chain.append(old)
+                if entry.expires_at is not None:
+                    heappush(state.expiring, (entry.expires_at, key))
+                current[key] = entry
+            state.records[transaction] = state.log[position] = record
+            state.version, state.token = version, after
+            state.pending = None
             return record
 
     def send(self, request: CommitRequest) -> Reply | None:
