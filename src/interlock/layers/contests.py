@@ -36,6 +36,7 @@ from interlock.errors import (
     InterlockError,
     SnapshotTooOldError,
 )
+from interlock.gates import HOLD_SECONDS
 from interlock.layers import parts, queues, removals, rings
 from interlock.layers.desks import OPERATION, POLL_SECONDS, WAITS, Desk, Place, put_table, table_of
 from interlock.layers.errors import DeadlockError, LeaseLostError
@@ -90,9 +91,9 @@ class Contest:
             while True:
                 if self._known(place.key)[1].split:
                     fresh = True
-                    if self.small and not self.waiting and (done := await self._in_parts(fetch)) is not None:
+                    if self.small and not self.waiting and (done := await self._in_parts(until, fetch)) is not None:
                         return done
-                await desk.gates.enter(place.key, self)
+                await desk.gates.enter(place.key, self, until + HOLD_SECONDS)  # without a turn: the commits decide
                 try:
                     fresh = fresh or self._known(place.key)[1].split
                     view = await self._look() if fresh else parts.alone(self._known(place.key))
@@ -119,18 +120,16 @@ class Contest:
         self.desk.remember(self.place.key, view.expected, view.main)
         return view
 
-    async def _in_parts(self, fetch: Sequence[Key]) -> Done | None:
+    async def _in_parts(self, until: float, fetch: Sequence[Key]) -> Done | None:
         """Take what is wanted in the parts of a split table; None if something is in the way, or always comes in
         between.
 
         The turns are taken in the order of the keys, so that within a process nobody waits in a ring."""
         desk, place = self.desk, self.place
         keys = parts.relevant(place, self.wants)
-        entered: list[Key] = []
         try:
             for key in keys:
-                await desk.gates.enter(key, self)
-                entered.append(key)
+                await desk.gates.enter(key, self, until + HOLD_SECONDS)
             for attempt in range(_TRIES):
                 if attempt:
                     await self._look_at(keys)
@@ -148,7 +147,7 @@ class Contest:
                         return done
             return None
         finally:
-            for key in entered:
+            for key in keys:
                 desk.gates.leave(key, self)
 
     async def _look_at(self, keys: Sequence[Key]) -> None:

@@ -4,8 +4,10 @@ One job in the background for each store object, started when there is something
 running loop, or a daemon thread), asleep until the next renewal is due, and gone when it wakes up and nothing is held
 any more. So a transaction that takes a lock for a moment starts nothing.
 
-- A tenure is renewed every third of its time to live; failures are tried again until the time to live has passed since
-  the last success, and then the owner is told that it has lost.
+- A tenure is renewed every third of its time to live, those that are due at about the same time in one commit, so that
+  many agents that think at once cost little; failures are tried again until the time to live has passed since the last
+  success, and then the owner is told that it has lost.
+- Renewals come first: however much there is to be released, and however often that fails, nobody loses by it.
 - Whoever is cancelled while it waits or releases hands the rest over with `later`: it is done here, so a cancelled
   release never leaves something held that nobody can free.
 - An event loop that ends ends the job with it. If something is still held, a daemon thread with the backend's blocking
@@ -14,9 +16,10 @@ any more. So a transaction that takes a lock for a moment starts nothing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol
 
 from interlock.core.engine import Engine
@@ -26,6 +29,7 @@ from interlock.errors import (
 )
 from interlock.layers.errors import LeaseLostError
 from interlock.layers.ledger import Ledger
+from interlock.layers.tenures import Tenure, renew_together
 from interlock.ports import Job, Waiter
 
 Release = Callable[[Ledger], Coroutine[Any, Any, None]]
@@ -33,6 +37,9 @@ Release = Callable[[Ledger], Coroutine[Any, Any, None]]
 RENEWALS: Final = 3
 """How many times within its time to live a tenure is renewed."""
 _RETRIES: Final = 10
+_PAUSE_SECONDS: Final = 0.05
+_TOGETHER: Final = 32
+"""How many are renewed in one commit."""
 
 log = logging.getLogger("interlock")
 
@@ -68,7 +75,7 @@ class Keeper:
         self._mutex = threading.Lock()
         self._tenures: dict[str, Renewed] = {}
         self._due: dict[str, float] = {}
-        self._releases: list[tuple[Release, int]] = []
+        self._releases: list[tuple[Release, int, float]] = []
         self._job: Job | None = None
         self._waiter: Waiter | None = None
         self._wakes = 0.0
@@ -91,7 +98,7 @@ class Keeper:
     def later(self, release: Release) -> None:
         """Have something released in the background."""
         with self._mutex:
-            self._releases.append((release, 0))
+            self._releases.append((release, 0, 0.0))
         self._stir(0.0)
 
     def close(self) -> None:
@@ -141,15 +148,13 @@ class Keeper:
                 with self._mutex:
                     self._waiter = waiter = ledger.runtime.waiter()
                     self._wakes = 0.0
-                    releases, self._releases = self._releases, []
-                for release, failures in releases:
-                    await self._release(ledger, release, failures)
                 await self._renew_due(ledger)
+                await self._release_due(ledger)
                 with self._mutex:
                     if self._closed or not (self._tenures or self._releases):
                         self._job = None
                         return
-                    self._wakes = ledger.runtime.monotonic() if self._releases else min(self._due.values())
+                    self._wakes = min([*self._due.values(), *[due for _, _, due in self._releases]])
                     seconds = self._wakes - ledger.runtime.monotonic()
                 await waiter.wait(max(seconds, 0.0))
         except GeneratorExit:
@@ -164,25 +169,44 @@ class Keeper:
             needed = bool(self._tenures or self._releases) and not self._closed
             self._job = self._thread() if needed and ledger.runtime.suspends else None
 
-    async def _release(self, ledger: Ledger, release: Release, failures: int) -> None:
-        try:
-            await release(ledger)
-        except InterlockError as error:
-            if failures + 1 >= _RETRIES or self._engine.closed:
-                log.warning("what could not be released will run out by itself: %s", error)
-                return
+    async def _release_due(self, ledger: Ledger) -> None:
+        """Release one after another, until something is to be renewed."""
+        while True:
+            now = ledger.runtime.monotonic()
             with self._mutex:
-                self._releases.append((release, failures + 1))
-            await ledger.runtime.sleep(0.05 * (failures + 1))
-        except BaseException:
-            with self._mutex:
-                self._releases.append((release, failures))
-            raise
+                ready = next((each for each in self._releases if each[2] <= now), None)
+                if ready is None or min(self._due.values(), default=now + 1.0) <= now:
+                    return
+                self._releases.remove(ready)
+            release, failures, _ = ready
+            try:
+                await release(ledger)
+            except InterlockError as error:
+                failures += 1
+                if failures >= _RETRIES or self._engine.closed:
+                    log.warning("what could not be released will run out by itself: %s", error)
+                    continue
+                due = ledger.runtime.monotonic() + _PAUSE_SECONDS * failures
+                with self._mutex:
+                    self._releases.append((release, failures, due))
+            except BaseException:
+                with self._mutex:
+                    self._releases.append(ready)
+                raise
 
     async def _renew_due(self, ledger: Ledger) -> None:
         now = ledger.runtime.monotonic()
         with self._mutex:
-            due = [tenure for owner, tenure in self._tenures.items() if self._due[owner] <= now]
+            due = [each for owner, each in self._tenures.items() if self._due[owner] <= now + _early(each)]
+        if all(self._due.get(each.owner, now + 1.0) > now for each in due):
+            return
+        alike = [each for each in due if type(each) is Tenure and each.renews_together]
+        for place in range(0, len(alike), _TOGETHER):
+            some = alike[place : place + _TOGETHER]
+            with contextlib.suppress(InterlockError):  # then each one by itself, which finds out what is wrong
+                if len(some) > 1 and await renew_together(ledger, some):
+                    self._note(ledger, some)
+                    due = [each for each in due if each not in some]
         for tenure in due:
             failed = False
             try:
@@ -192,10 +216,22 @@ class Keeper:
                 if tenure.is_unsure(ledger.runtime.monotonic()):
                     message = f"{tenure.name} could not be renewed for {tenure.ttl_seconds:g} seconds: {error}"
                     tenure.lose(LeaseLostError(message, lease=tenure.name))
-            pause = tenure.ttl_seconds / (RENEWALS * 4) if failed else tenure.ttl_seconds / RENEWALS
-            with self._mutex:
-                if tenure.owner in self._tenures:
-                    if tenure.loss is not None:
-                        del self._tenures[tenure.owner], self._due[tenure.owner]
-                    else:
-                        self._due[tenure.owner] = ledger.runtime.monotonic() + pause
+            self._note(ledger, [tenure], failed=failed)
+
+    def _note(self, ledger: Ledger, tenures: Sequence[Renewed], *, failed: bool = False) -> None:
+        """When to renew them next; those that are lost never."""
+        now = ledger.runtime.monotonic()
+        with self._mutex:
+            for tenure in tenures:
+                if tenure.owner not in self._tenures:
+                    continue
+                if tenure.loss is not None:
+                    del self._tenures[tenure.owner], self._due[tenure.owner]
+                else:
+                    self._due[tenure.owner] = now + tenure.ttl_seconds / (RENEWALS * (4 if failed else 1))
+
+
+def _early(tenure: Renewed) -> float:
+    """How many seconds before its time a tenure may be renewed, with others: half of the time between two renewals, so
+    that after a few all are renewed at two moments at most."""
+    return tenure.ttl_seconds / (RENEWALS * 2)

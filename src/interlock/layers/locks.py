@@ -149,10 +149,11 @@ class Locks(Desk):
         if txn.held is not None:
             await self._take(txn, space, targets, ())
             return {}
-        until, split = self._until(txn), True
+        until = self._until(txn)
         while True:
-            view = await parts.look(self.ledger, place, split=split)
-            split = view.main.split
+            known = self.tables.get(place.key)
+            view = await parts.look(self.ledger, place, split=known is not None and known[1].split)
+            self.remember(place.key, view.expected, view.main)
             if view.is_idle and not view.main.seats:
                 await parts.unite(self.ledger, place, view, txn.agent)
                 continue

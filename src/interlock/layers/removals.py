@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from interlock.errors import SnapshotTooOldError
+from interlock.gates import HOLD_SECONDS
 from interlock.layers import parts, queues
 from interlock.layers.desks import OPERATION, POLL_SECONDS, WAITS, Desk, Place, put_table, table_of
 from interlock.layers.ledger import Ledger, is_expired
@@ -66,14 +67,13 @@ async def release(desk: Desk, ledger: Ledger, tenure: Tenure, places: Sequence[P
 
     All at once in one commit; where that does not succeed because others change the same tables all the time, in one
     after another. With the first of them the tenure is over, so that in the others nobody has to wait for it."""
+    tenure.leaving = True
     takes_turns = ledger.runtime is desk.engine.runtime
     turn = object()
-    entered: list[Key] = []
     places = sorted(places, key=lambda place: place.key)
     try:
         for place in places if takes_turns else ():
-            await desk.gates.enter(place.key, turn)
-            entered.append(place.key)
+            await desk.gates.enter(place.key, turn, ledger.runtime.monotonic() + HOLD_SECONDS)
         if takes_turns and await _leave_as_known(desk, ledger, tenure, places):
             return True
         for _ in range(_TOGETHER if len(places) > 1 else 0):
@@ -82,8 +82,8 @@ async def release(desk: Desk, ledger: Ledger, tenure: Tenure, places: Sequence[P
                 return owned
         return any([await _leave_one(desk, ledger, tenure, place) for place in places])
     finally:
-        for key in entered:
-            desk.gates.leave(key, turn)
+        for place in places:
+            desk.gates.leave(place.key, turn)
 
 
 async def _leave_one(desk: Desk, ledger: Ledger, tenure: Tenure, place: Place) -> bool:

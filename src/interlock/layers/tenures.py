@@ -17,7 +17,7 @@ may go on; its version is the fencing token's position, and whatever the owner c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from interlock.core.carrying import Guard
@@ -66,6 +66,8 @@ class Tenure:
         """Those in which it may have a seat: it holds something there, waits there, or does not know."""
         self.queued = False
         """Whether it has ever waited."""
+        self.leaving = False
+        """Whether it is being given back: what a renewal finds from then on says nothing."""
         self.loss: LeaseError | None = None
         self.on_loss: list[Callable[[], object]] = []
 
@@ -94,7 +96,7 @@ class Tenure:
         """Show that the owner is alive. Marks the tenure as lost if it is; raises `BackendUnavailableError` or
         `CommitUnknownError` if that cannot be found out now."""
         for _ in range(_TRIES):
-            if self.loss is not None or self.version is None:
+            if self.loss is not None or self.version is None or self.leaving:
                 return
             began = ledger.runtime.monotonic()
             try:
@@ -113,11 +115,18 @@ class Tenure:
                 return
         raise BackendUnavailableError(f"{self.name} could not be renewed: its records kept changing")
 
+    @property
+    def renews_together(self) -> bool:
+        """Whether its renewal may be one commit with those of others: it expects nothing of the time."""
+        return self.loss is None and self.version is not None and not (self.strict or self.leaving)
+
     async def look_again(self, ledger: Ledger) -> None:
         """A renewal was refused: the tenure is over, or the pulse is another than thought (put by a renewal at the same
         time, dropped by compaction, lost in a crash of the engine)."""
         reading = await ledger.backend.read((self.key, self.pulse_key))
         tenure, pulse = reading.entries
+        if self.leaving:
+            return
         if tenure is None or tenure.value is None or tenure.version != self.version:
             self.lose(FencedError(f"{self.name} was taken over by another owner", lease=self.name))
         elif self.strict and (pulse is None or pulse.value is None or is_expired(pulse, reading.at)):
@@ -161,6 +170,26 @@ class Tenure:
             return error
         guard.expected = now.version
         return None
+
+
+async def renew_together(ledger: Ledger, tenures: Sequence[Tenure]) -> bool:
+    """Renew several tenures in one commit; False if that did not succeed, for whichever of them: then each has to be
+    renewed by itself. Raises as `Tenure.renew` does."""
+    began = ledger.runtime.monotonic()
+    expected: dict[Key, Expectation] = {}
+    for tenure in tenures:
+        assert tenure.version is not None  # see `renews_together`
+        expected[tenure.key], expected[tenure.pulse_key] = tenure.version, tenure.pulse or ABSENT
+    try:
+        done = await ledger.commit(
+            {tenure.pulse_key: tenure._pulse(ledger) for tenure in tenures}, expected,
+            agent=tenures[0].agent, durable=False, quiet=True, snapshot=tenures[0].token,
+        )  # fmt: skip
+    except (CommitRefused, SnapshotTooOldError):
+        return False
+    for tenure in tenures:
+        tenure.pulse, tenure.token, tenure.confirmed = done.version, done.token, began
+    return True
 
 
 class Witness:
