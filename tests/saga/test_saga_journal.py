@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 import interlock
 import interlock.sync
 from cases.faults import Counted, Hooked, LostReplies, Wrapped, is_commit
-from interlock import LeaseUnavailableError, LimitExceededError, SagaClosedError, UsageError, compensable
+from interlock import LeaseUnavailableError, LimitExceededError, Saga, SagaClosedError, UsageError, compensable
 from interlock.codec import VALUE_BYTES
 from interlock.layers.ledger import Ledger
 from interlock.layers.tenures import PULSES, Witness
@@ -393,3 +395,22 @@ def test_two_that_begin_at_the_same_moment() -> None:
     assert LOG == ["theirs"]
     store.close()
     other.close()
+
+
+def test_what_has_ended_needs_no_collector() -> None:
+    """A saga is freed when its last reference goes, and is not left to the collector of cycles."""
+    (store,) = new_stores()
+    freed = []
+    gc.disable()
+    try:
+        for make in (Saga, lambda: store.saga("s", id="1")):
+            with make() as saga:
+                saga.step(act, "a", undo=undo)
+                with saga.savepoint():
+                    saga.step(act, "b", undo=undo)
+            weakref.finalize(saga._frame.world, freed.append, 1)
+            del saga
+    finally:
+        gc.enable()
+    assert len(freed) == 2
+    store.close()

@@ -92,7 +92,7 @@ class Frame:
     """A saga, a nested saga or a savepoint while it runs. Not for users: the scopes are."""
 
     __slots__ = (
-        "base",
+        "_base",
         "calls",
         "children",
         "context",
@@ -128,7 +128,7 @@ class Frame:
         self.world = world
         self.course = course
         self.parent = parent
-        self.base: Frame = self if base is None else base
+        self._base = base
         self.state = state
         self.snapshot = None if state is None else Snapshot(state)
         self.invariants = invariants
@@ -146,6 +146,12 @@ class Frame:
         self.context: ContextToken[Frame | Undoing | None] | None = None
         self.left_elsewhere = False
         self.doubtful = False
+
+    @property
+    def base(self) -> Frame:
+        """The saga that this is a part of: itself, or that of a savepoint. Not kept for itself, or only the collector
+        would free what has ended."""
+        return self if self._base is None else self._base
 
     # -- context -------------------------------------------------------------------------------------------------------
     def enter_context(self) -> None:

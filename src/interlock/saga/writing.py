@@ -24,7 +24,7 @@ from interlock import stepping
 from interlock.core.engine import Engine
 from interlock.errors import InterlockError, UsageError
 from interlock.layers.ledger import Ledger
-from interlock.model import ABSENT, CommitRefused, Expectation, Key, Token, Version, Write
+from interlock.model import ABSENT, CommitRefused, Expectation, Key, Put, Token, Version, Write
 from interlock.ports import Waiter
 from interlock.saga.errors import SagaClosedError
 from interlock.saga.kinds import PAGES, SAGAS
@@ -234,7 +234,8 @@ class Records:
         writes, expected = batch.writes, batch.expected
         expected[self.head_key] = self._head_version
         if head is not None:
-            writes[self.head_key] = SAGAS.put(head, ttl_seconds=kept)
+            put = SAGAS.put_plain(head)
+            writes[self.head_key] = put if kept is None else Put(put.value, kept)
             self._head_writing = True
         for each in pages:
             writes[each.key] = each.put(kept if whole else None)
