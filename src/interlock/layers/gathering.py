@@ -89,7 +89,10 @@ class Portion:
         self.agent = agent
         self.durable = durable
         self.token = token
-        self.size = sum([len(write.value) for write in writes.values() if type(write) is Put])
+        self.size = 0
+        for write in writes.values():
+            if type(write) is Put:
+                self.size += len(write.value)
         self.waiter: Waiter | None = None
         self.leads = self.taken = False
         self.reply: Reply | None = None
@@ -110,8 +113,11 @@ class Portion:
 
     def fits(self, writes: Mapping[Key, Write], expectations: Mapping[Key, Expectation]) -> bool:
         """Whether it may go with parts that write and expect this: nobody writes what another one looks at."""
-        if not self.writes.keys().isdisjoint(writes) or not self.writes.keys().isdisjoint(expectations):
+        own = self.writes.keys()
+        if not own.isdisjoint(expectations) or not own.isdisjoint(writes):
             return False
+        if own == self.expectations.keys():
+            return True
         for key, expected in self.expectations.items():
             if key in writes or (key in expectations and expectations[key] != expected):
                 return False

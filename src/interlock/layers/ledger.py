@@ -185,12 +185,13 @@ class Done(msgspec.Struct, frozen=True, gc=False):
 class Ledger:
     """The records of the layers of one store object; in the store's own world, or in that of a background thread."""
 
-    __slots__ = ("backend", "engine", "runtime")
+    __slots__ = ("backend", "engine", "gathering", "runtime")
 
     def __init__(self, engine: Engine, *, backend: Backend | None = None, runtime: Runtime | None = None) -> None:
         self.engine = engine
         self.backend = engine.backend if backend is None else backend
         self.runtime = engine.runtime if runtime is None else runtime
+        self.gathering = gathering_of(engine)
 
     async def read(self, kind: Kind, wanted: Sequence[Key], at: Token | None = None) -> Found:
         """Records of one kind by their keys, as of a snapshot or the newest. Raises as `Backend.read` and `Kind.load`
@@ -305,7 +306,7 @@ class Ledger:
                 )
             except SnapshotTooOldError:
                 return await self.commit(writes, expectations, agent=agent, durable=durable, quiet=True)
-        gathering = gathering_of(self.engine)
+        gathering = self.gathering
         if snapshot is not None:
             sent = gathering.send_alone(dict(writes), dict(expectations), agent, durable, snapshot)
             if sent is not None:

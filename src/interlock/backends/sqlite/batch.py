@@ -26,6 +26,7 @@ from interlock.backends.sqlite.statements import (
     find,
     put_current,
     put_feed,
+    put_one_in_feed,
 )
 from interlock.backends.sqlite.validation import Known, State, author_of
 from interlock.errors import SnapshotTooOldError
@@ -201,5 +202,7 @@ class Batch(State):
         """Write everything that was decided."""
         if self.changed:
             put_current(self.connection, self.changed.values(), fresh=self.fresh)
-        if self.feed:
+        if len(self.feed) == 1:
+            put_one_in_feed(self.connection, self.feed[0])
+        elif self.feed:
             put_feed(self.connection, self.feed)

@@ -56,7 +56,8 @@ def decide(batch: Batch, request: CommitRequest, *, blind: bool) -> Reply | None
     changed: Rows = {}
     written: Written = {}
     for key, write in request.writes.items():
-        assert type(write) is Put
+        if type(write) is not Put:
+            return None
         old, ttl_seconds = rows.get(key), write.ttl_seconds
         expires_at = None if ttl_seconds is None else now + ttl_seconds
         kind = records.PUT if write.listed else records.PUT_UNLISTED
@@ -95,7 +96,6 @@ def _is_sure(batch: Batch, request: CommitRequest, identity: bytes) -> bool:
         and detail == token.detail
         and token.position >= batch.horizon
         and identity > known.forgotten_fence
-        and all(type(write) is Put for write in request.writes.values())
     )
 
 

@@ -61,6 +61,10 @@ _FEED_ENDS: Final = (
 _FEW: Final = 8
 _AT_ONCE: Final = 512
 _ROWS: Final = 64
+_COLUMNS: Final = 7
+_PUT_ONE: Final = "INSERT OR REPLACE INTO current VALUES (?,?,?,?,?,?,?)"
+_FRESH_ONE: Final = "INSERT OR FAIL INTO current VALUES (?,?,?,?,?,?,?)"
+_FEED_ONE: Final = "INSERT OR FAIL INTO feed VALUES (?,?,?,?,?)"
 
 
 @cache
@@ -108,7 +112,10 @@ def put_current(connection: Connection, rows: Iterable[Row], *, fresh: bool) -> 
         shown = None if value is None else bytearray(value)
         way = trail if type(trail) is int else bytearray(trail)
         bound += (bytearray(key), position, nonce, shown, expires_at, way, listed)
-    _insert(connection, "INSERT OR FAIL" if fresh else "INSERT OR REPLACE", "current", 7, bound)
+    if len(bound) == _COLUMNS:
+        connection.execute(_FRESH_ONE if fresh else _PUT_ONE, bound)
+    else:
+        _insert(connection, "INSERT OR FAIL" if fresh else "INSERT OR REPLACE", "current", _COLUMNS, bound)
 
 
 def put_feed(connection: Connection, rows: Iterable[NewFeedRow]) -> None:
@@ -117,6 +124,13 @@ def put_feed(connection: Connection, rows: Iterable[NewFeedRow]) -> None:
     for position, identity, at, record, marks in rows:
         bound += (position, bytearray(identity), at, marks, None if record is None else bytearray(record))
     _insert(connection, "INSERT OR FAIL", "feed", 5, bound)
+
+
+def put_one_in_feed(connection: Connection, row: NewFeedRow) -> None:
+    """Add one row to the feed."""
+    position, identity, at, record, marks = row
+    shown = None if record is None else bytearray(record)
+    connection.execute(_FEED_ONE, (position, bytearray(identity), at, marks, shown))
 
 
 def _insert(connection: Connection, verb: str, table: str, columns: int, bound: list[Any]) -> None:

@@ -89,7 +89,8 @@ class Straight:
             if not writer._log.is_due:
                 lock.release()
                 held = False
-            writer._answer([])
+            if writer._decided is not None:
+                writer._note()
             if held and not runtime.suspends:
                 writer._end_turn(False)
             return answer

@@ -219,6 +219,12 @@ class Writer:
         wake(answers)
         self._advance()
 
+    def _note(self) -> None:
+        """As `_answer`, where nobody waits."""
+        self._show()
+        self._on_commit(self._log.position)
+        self._advance()
+
     # -- a batch -------------------------------------------------------------------------------------------------------
     def _batch(self, jobs: list[Job], answers: Answers) -> None:
         self._conflict = False
@@ -299,8 +305,8 @@ class Writer:
         if self._decided is None:
             return
         batch, wanted = self._decided
-        position, identity = batch.end
         try:
+            position, identity = batch.end
             token = Token(batch.store, 1, position, identity)
             self._newest.show(wanted, batch.rows, token, (position, identity, batch.horizon))
         except Exception:  # without memory they have to be answered all the same

@@ -101,6 +101,8 @@ class Journal:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.agent = engine.agent or "effects"
+        """Whose doing it is, where nothing else is known."""
         self.ledger = Ledger(engine)
         self.flights = Flights()
         self.keeper = Keeper(self.ledger)
@@ -111,11 +113,6 @@ class Journal:
         """Keys that were claimed here, at most `_KNOWN`: they have records."""
         self._heard: tuple[float, Moment, Token] | None = None
         """The engine's time at the last commit, a moment before it, and its token."""
-
-    @property
-    def agent(self) -> str:
-        """Whose doing it is, where nothing else is known."""
-        return self.engine.agent or "effects"
 
     def moment(self) -> Moment:
         """This moment; to be taken before the reading that a claim is based on."""

@@ -45,6 +45,8 @@ class EffectStatus(enum.Enum):
     UNKNOWN = "unknown"
     """It may or may not have happened."""
 
+    __hash__ = object.__hash__  # each is there once; the hash of enum is a Python function of its own
+
 
 PENDING, EXECUTING = EffectStatus.PENDING, EffectStatus.EXECUTING
 SUCCEEDED, FAILED, UNKNOWN = EffectStatus.SUCCEEDED, EffectStatus.FAILED, EffectStatus.UNKNOWN
