@@ -295,11 +295,7 @@ def wake_all(waiters: Iterable[Waiter]) -> None:
             loops.setdefault(waiter.loop, []).append(waiter)
         else:
             waiter.wake()
-    running = asyncio._get_running_loop() if loops else None
     for loop, group in loops.items():
-        if loop is running:  # by a task of theirs: no need to go around by the loop's socket
-            _resolve_all(group)
-            continue
         try:
             loop.call_soon_threadsafe(_resolve_all, group)
         except RuntimeError:  # closed meanwhile

@@ -115,45 +115,51 @@ class Writer:
             self._in_hand = True
             self._turns.gather(self._queue)
             with self._turn:
-                self._take_turn(first)
+                answers = self._take_turn(first)
             self._in_hand = False
+            wake(answers)
         while not self._queue.empty():
-            answers: Answers = []
+            answers = []
             self._refuse([], UsageError(CLOSED), answers)
             self._answer(answers)
 
-    def _take_turn(self, first: Job) -> None:
+    def _take_turn(self, first: Job) -> Answers:
+        """Carry out a batch, and what there is to do besides; the answers that are still to be given."""
         answers: Answers = []
         try:
             jobs = self._queue_up(first)
         except InterlockError as error:
             self._refuse([first], error, answers)
-            self._answer(answers)
         else:
-            self._carry_out(jobs, answers)
+            answers = self._carry_out(jobs)
         if self._stops:
             self._stopped = True
             self.lock.close()
             self._newest.close()
-            self._answer([(job, None) for job in self._stops])
+            answers += [(job, None) for job in self._stops]
+        return answers
 
-    def _carry_out(self, jobs: list[Job], answers: Answers) -> None:
-        """A batch of these and of what is queued, its answers, and what there is to do besides. With the queue lock,
-        which it gives back."""
+    def _carry_out(self, jobs: list[Job]) -> Answers:
+        """A batch of these and of what is queued. With the queue lock, which it gives back. Its answers, if there is
+        nothing else to do: whoever is woken then finds the turn free, and may take it. Else they are given first."""
         held = True
+        answers: Answers = []
         try:
             with self.working:
                 self._batch(jobs, answers)
             kept = self._conflict and not self._stops and self._turns.keep()
-            if not (kept or self._stops or self._log.is_due):
+            if kept or self._stops or self._log.is_due:
+                self._answer(answers)
+                answers = []
+                self._end_turn(kept)
+            else:
                 self.lock.release()
                 held = False
-            self._answer(answers)
-            if held:
-                self._end_turn(kept)
+                self._note()
         finally:
             if held:
                 self.lock.release()
+        return answers
 
     def _end_turn(self, kept: bool) -> None:
         """What is done after the answers, with the queue lock in hand."""
@@ -213,14 +219,12 @@ class Writer:
         wake([(job, BackendUnavailableError(held)) for job in late])
 
     def _answer(self, answers: Answers) -> None:
-        """The last thing that is done for a batch: from here on the callers compete for the interpreter."""
-        self._show()
-        self._on_commit(self._log.position)
+        """Note what is known after a batch, and answer; from there on the callers compete for the interpreter."""
+        self._note()
         wake(answers)
-        self._advance()
 
     def _note(self) -> None:
-        """As `_answer`, where nobody waits."""
+        """Let readers and writers know what a batch has decided."""
         self._show()
         self._on_commit(self._log.position)
         self._advance()
@@ -313,7 +317,7 @@ class Writer:
             self._newest.forget()
 
     def _advance(self) -> None:
-        """Note what else is known after a batch: after its callers were woken, for that takes a while."""
+        """Note what else is known after a batch."""
         if self._decided is None:
             return
         (batch, _), self._decided = self._decided, None
