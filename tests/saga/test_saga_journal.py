@@ -15,12 +15,12 @@ import pytest
 import interlock
 import interlock.sync
 from cases.faults import Counted, Hooked, LostReplies, Wrapped, is_commit
-from interlock import LeaseUnavailableError, LimitExceededError, Saga, SagaClosedError, UsageError, compensable
+from interlock import LeaseUnavailableError, LimitExceededError, Saga, SagaClosedError, UsageError, codec, compensable
 from interlock.codec import VALUE_BYTES
 from interlock.layers.ledger import Ledger
 from interlock.layers.tenures import PULSES, Witness
-from interlock.model import ABSENT, Delete
-from interlock.saga import pages
+from interlock.model import ABSENT, Delete, Entry
+from interlock.saga import kinds, pages
 from interlock.saga.journal import PAGES, SAGAS
 from interlock.saga.presence import coordinators_of
 from interlock.saga.scope import Step
@@ -414,3 +414,16 @@ def test_what_has_ended_needs_no_collector() -> None:
         gc.enable()
     assert len(freed) == 2
     store.close()
+
+
+def test_plain_data_lies_in_a_page_as_msgpack() -> None:
+    plain = (0, {"label": "é", "raw": b"\0", "none": None, "deep": [1, [True, -2.5]]})
+    assert kinds.unpack(kinds.pack(plain)) == list(plain)
+    large = (1, {"n": 1 << 70})
+    assert kinds.unpack(kinds.pack(large)) == large  # in the form of any other value
+    with pytest.raises(interlock.ValueRefusedError):
+        kinds.pack((0, {"label": "\ud800"}))
+    for damaged in (b"", b"\xc1", kinds.pack(plain)[:-1], b"m\xc1", 7, None, "m"):
+        (record,) = [Entry((1, 1), codec.freeze(("sagapage", 1, [damaged])), None)]
+        with pytest.raises(interlock.BackendCorruptError):
+            PAGES.load(record)

@@ -217,10 +217,15 @@ class Journal(Records):
         raw = encoded(place, step)
         with self._mutex:
             page = self._put(place, step, raw)
+            busy = self._doubts or self._head_writing or page.writing
+            batch = None if busy else self._taken(page, None, True, None, False)
         if before is None:
             self._own.add(place)
         try:
-            await self._write(page=page)
+            if batch is None:
+                await self._write(page=page)
+            else:
+                await self._send(batch)
         except BaseException:
             self._withdraw(place, before)
             raise

@@ -9,10 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from interlock import codec
 from interlock.errors import BackendCorruptError, ValueRefusedError
 from interlock.layers.ledger import Kind
 from interlock.model import Entry
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
 
 Fields = Mapping[str, tuple[type, ...]]
 """Field -> the types that its value may have."""
@@ -48,7 +53,7 @@ class PageKind(Kind):
         found: dict[int | str, tuple[bytes, dict[str, Any]]] = {}
         for raw in value:
             try:
-                place, step = codec.thaw(raw)
+                place, step = unpack(raw)
             except (ValueError, TypeError, LookupError, BackendCorruptError, ValueRefusedError) as error:
                 raise BackendCorruptError(
                     f"a step in a record of kind {self.name!r} cannot be read: {error}"
@@ -58,6 +63,21 @@ class PageKind(Kind):
             check_fields(step, self.name, STEP, STEP_OPTIONAL)
             found[place] = raw, step
         return found
+
+
+def pack(value: tuple[Any, ...]) -> bytes:
+    """A tuple of plain data as msgpack alone; where there is something that msgpack does not keep as it is, the codec's
+    form, which begins with a letter, as no container does in msgpack. Raises as `codec.freeze` does."""
+    try:
+        return _encode(value)
+    except (UnicodeEncodeError, OverflowError):
+        return codec.freeze(value)
+
+
+def unpack(raw: bytes) -> Any:
+    """The value of either form; a list may come in the place of the tuple. Raises as `codec.thaw` does, `ValueError`,
+    and `TypeError` for what is no bytes."""
+    return codec.thaw(raw) if raw[:1] == b"m" else _decode(raw)
 
 
 def check_fields(value: Any, name: str, required: Fields, optional: Fields) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from interlock import codec
 from interlock.model import ABSENT, Expectation, Key, Put
-from interlock.saga.kinds import PAGES
+from interlock.saga.kinds import PAGES, pack
 
 PAGE_BYTES: Final = 1 << 11
 """The bytes behind which a page takes no further step."""
@@ -80,7 +80,7 @@ def with_room(pages: list[Page]) -> Page | None:
 def encoded(place: Place, step: dict[str, Any]) -> bytes:
     """The stored form of a step. What `interlock.saga.recorded` and `interlock.saga.recording` put into one is plain; a
     transaction's inverse need not be. Raises `ValueRefusedError`, `LimitExceededError`."""
-    raw = codec.freeze((place, step)) if "inverse" in step else codec.freeze_plain((place, step))
+    raw = codec.freeze((place, step)) if "inverse" in step else pack((place, step))
     if len(raw) > codec.VALUE_BYTES - _FRAME_BYTES:
         raise codec.too_large(len(raw))
     return raw

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from interlock import codec
 from interlock.core.retry import RetryPolicy
 from interlock.errors import UsageError
+from interlock.saga.kinds import pack
 from interlock.saga.matching import GIVEN, Plan, name_of, unwrapped
 from interlock.saga.pages import Place
 from interlock.saga.records import State, StepRecord, declared
@@ -137,7 +138,7 @@ def facts_of(frame: Frame, record: StepRecord) -> dict[str, Any]:
     template = _template(record)
     given = {name: value for name, value in record.named.items() if name != "idempotency_key"} if record.named else {}
     if not given and _PLAIN.issuperset(map(type, record.arguments)):  # there is nothing to be put in order
-        raw = codec.freeze_plain(record.arguments)
+        raw = pack(record.arguments)
     else:
         raw = codec.canonical([list(record.arguments), given])
     record.key = frame.step_key(record)

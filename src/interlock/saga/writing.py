@@ -175,8 +175,10 @@ class Records:
             batch.writes.update(others)
         if expected:
             batch.expected.update(expected)
-        if not batch.writes:  # another commit has carried it
-            return None
+        return await self._send(batch) if batch.writes else None  # another commit has carried it
+
+    async def _send(self, batch: Batch) -> Version | None:
+        """See `_write`."""
         try:
             done = await self.ledger.gathered(
                 batch.writes, batch.expected, agent=self.agent, durable=batch.durable, snapshot=self._token
