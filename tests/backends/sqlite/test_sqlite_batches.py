@@ -162,6 +162,17 @@ def test_clears_take_what_the_batch_has_put_in(store: Store) -> None:
     assert set(change.cleared) == {key("a", 1), key("a", 2)}
 
 
+def test_a_delete_of_what_the_same_commit_clears(store: Store) -> None:
+    """It is one deletion, which replaces what was there before the commit."""
+    store.commit({key("a", 1): number(1), key("b"): number(1)})
+    token = store.snapshot()
+    store.commit({key("a", 1): delete(), key("a", 2): delete()}, clears=(Span(key("a", 0), key("a", 9)),))
+    assert [store.value(key("a", 1)), store.value(key("a", 2)), store.value(key("b"))] == [None, None, 1]
+    assert [store.value(key("a", 1), token), store.value(key("a", 2), token)] == [1, None]
+    change = store.feed()[-1]
+    assert set(change.writes) == {key("a", 1), key("a", 2)}
+
+
 def test_r142_one_that_fails_midway_harms_nobody(store: Store) -> None:
     token = store.snapshot()
     wrong = {key("half"): number(1), key("list"): Merge((Operation("append", b"\x01"),)), key("half2"): number(1)}
