@@ -62,7 +62,8 @@ def foresee(home: Resource | None, operation: str, arguments: tuple[Any, ...]) -
     if not places or places[-1] >= len(arguments):
         return []
     try:
-        return list(dict.fromkeys([home.encode(key) for place in places if type(key := arguments[place]) is str]))
+        found = [home.encode(key) for place in places if type(key := arguments[place]) is str]
+        return found if len(found) < 2 else list(dict.fromkeys(found))
     except InterlockError:  # the function will be told what is wrong with it, if it reads it
         return []
 

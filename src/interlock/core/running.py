@@ -123,7 +123,7 @@ class Running(Retrying, eq=False):
             try:
                 txn.context = current.set(txn)
                 if self.record is not None and not look_now(txn, self.record):
-                    await self.look_up(txn, self.record)
+                    await self._look_up(txn, self.record)
                 value = self.fn(self.handle(txn, self.home), *self.arguments, **self.named)
                 if type(value) is CoroutineType and engine.runtime.suspends:
                     value = await value
@@ -183,20 +183,9 @@ class Running(Retrying, eq=False):
         if not callable(self.fn):
             raise UsageError(f"run takes a function and its arguments, not {type(self.fn).__name__}") from error
 
-    async def look_up(self, txn: Transaction, record: Key) -> None:
-        """Take the snapshot in which the key has no record, and what the function is foreseen to read there. Raises
-        `Replay` if there is a record."""
-        keys = foresee(self.home, self.operation, self.arguments)
-        reading = await txn.backend.read((record, *keys))
-        txn.token = reading.token
-        stored = idempotency.read_record(reading.entries[0], reading.at, self.home)
-        if stored is not None:
-            idempotency.check_fingerprint(stored.fingerprint, self.fingerprint, self.chosen.idempotency_key or "")
-            raise Replay(stored.result, stored.transaction_id, ran=False)
-        if keys:
-            runtime = self.engine.runtime
-            until = runtime.monotonic() + FRESH_SECONDS
-            txn.ahead = Ahead(reading.token, until, runtime, dict(zip(keys, reading.entries[1:], strict=True)))
+    def _look_up(self, txn: Transaction, record: Key) -> Coroutine[Any, Any, None]:
+        key = self.chosen.idempotency_key or ""
+        return look_up(txn, self.home, self.operation, self.arguments, record, self.fingerprint, key)
 
     def add_record(self, txn: Transaction, record: Key, value: Any, nested: bool = False) -> None:
         """Have the commit write the record of the key."""
@@ -267,6 +256,31 @@ async def other_colour(fn: Callable[..., Any], value: Any, suspends: bool) -> An
     return value
 
 
+async def look_up(
+    txn: Transaction,
+    home: Resource | None,
+    operation: str,
+    arguments: tuple[Any, ...],
+    record: Key,
+    fingerprint: bytes,
+    key: str,
+) -> None:
+    """Take the snapshot in which the idempotency key has no record, and what the function is foreseen to read there.
+    Raises `Replay` if there is a record."""
+    keys = foresee(home, operation, arguments)
+    reading = await txn.backend.read((record, *keys))
+    txn.token = token = reading.token
+    entry = reading.entries[0]
+    stored = None if entry is None else idempotency.read_record(entry, reading.at, home)
+    if stored is not None:
+        idempotency.check_fingerprint(stored.fingerprint, fingerprint, key)
+        raise Replay(stored.result, stored.transaction_id, ran=False)
+    if keys:
+        runtime = txn.engine.runtime
+        entries = dict(zip(keys, reading.entries[1:], strict=True))
+        txn.ahead = Ahead(token, runtime.monotonic() + FRESH_SECONDS, runtime, entries)
+
+
 async def run_plainly(
     engine: Engine,
     home: Resource | None,
@@ -316,8 +330,7 @@ async def run_keyed(
             txn.context = current.set(txn)
             txn.operation = operation
             if not look_now(txn, record):
-                running = Running(engine, home, chosen, handle, fn, arguments, named, operation, record, fingerprint)
-                await running.look_up(txn, record)
+                await look_up(txn, home, operation, arguments, record, fingerprint, key)
             value = fn(handle(txn, home), *arguments)
             if type(value) is CoroutineType and engine.runtime.suspends:
                 value = await value

@@ -11,7 +11,7 @@ from interlock.core.engine import Engine
 from interlock.core.foresight import learn
 from interlock.core.idempotency import Record, identify, operation_name
 from interlock.core.options import DEFAULTS, Chosen
-from interlock.core.running import Running, other_colour
+from interlock.core.running import Running, look_up, other_colour
 from interlock.core.space import Resource
 from interlock.core.straight import commit_now, look_now
 from interlock.core.transaction import current
@@ -58,10 +58,7 @@ def run_keyed(
             txn.context = current.set(txn)
             txn.operation = operation
             if not look_now(txn, record):
-                running = Running(
-                    engine, home, chosen, AgentSession, fn, arguments, named, operation, record, fingerprint
-                )
-                step(running.look_up(txn, record))
+                step(look_up(txn, home, operation, arguments, record, fingerprint, key))
             value = fn(AgentSession(txn, home), *arguments)
             if value is not None and hasattr(value, "__await__"):
                 step(other_colour(fn, value, suspends=False))

@@ -27,6 +27,8 @@ class Line:
         self._seconds = 0
         confirming = (b"WAIT", b"1") if confirmation else None
         self.link = Link(self, confirming, 60.0, self.times.append)  # type: ignore[arg-type]
+        self.clock = 0.0
+        self.link.now = lambda: self.clock
 
     def set_protocol(self, protocol: Any) -> None: ...
 
@@ -110,6 +112,52 @@ def test_the_time_is_there_before_the_reply_that_it_goes_with() -> None:
         line.link.begin(_get("later"), dated=True)
         await asyncio.sleep(0)
         assert line.asked == [b"TIME", b"later"], "the next turn has a time of its own"
+
+    _turns(run)
+
+
+async def _round(line: Line, tasks: int, *, busy: float, waits: float) -> int:
+    """Tasks that are busy for so long and send a command each; whose replies come so long after the end of the turn.
+    How many commands went out with the first write before that, if there was one."""
+    waiting, early = [], 0
+    for number in range(tasks):
+        line.clock += busy / tasks
+        waiting.append(line.link.begin(_get(f"w{number}")))
+        early = early or len(line.asked)
+    await asyncio.sleep(0)
+    line.clock += waits
+    while line.asked:
+        line.answer(len(line.asked))
+    assert [future.result() for future in waiting] == [b"w%d" % number for number in range(tasks)]
+    return early
+
+
+def test_the_first_half_goes_out_at_once_while_tasks_keep_this_side_busier_than_the_server() -> None:
+    async def run() -> None:
+        line = Line()
+        assert await _round(line, 32, busy=2.0, waits=1.0) == 0, "nothing is known yet"
+        assert await _round(line, 32, busy=2.0, waits=1.0) == 0, "how long this side is busy is known at the turn's end"
+        for _ in range(3):
+            writes = line.writes
+            assert await _round(line, 32, busy=2.0, waits=1.0) == 16
+            assert line.writes == writes + 2
+        assert await _round(line, 10, busy=2.0, waits=1.0) == 0, "fewer come than the turn before"
+        assert await _round(line, 10, busy=2.0, waits=1.0) == 5
+
+    _turns(run)
+
+
+def test_everything_goes_out_together_while_the_server_takes_longer_or_the_tasks_are_few() -> None:
+    async def run() -> None:
+        slow, few = Line(), Line()
+        for _ in range(4):
+            assert await _round(slow, 32, busy=1.0, waits=5.0) == 0
+            assert await _round(few, 4, busy=2.0, waits=1.0) == 0
+        assert (slow.writes, few.writes) == (4, 4)
+        early = [await _round(slow, 32, busy=2.0, waits=1.0) for _ in range(3)]
+        assert early == [0, 0, 16], "measured anew in every turn"
+        early = [await _round(slow, 32, busy=2.0, waits=3.0) for _ in range(3)]
+        assert early == [16, 16, 0]
 
     _turns(run)
 
