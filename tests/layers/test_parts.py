@@ -266,13 +266,28 @@ async def test_no_wake_up_is_lost(world: World, monkeypatch: pytest.MonkeyPatch)
         await split(stock)
 
 
+class Told(Wrapped):
+    """Notes for which keys somebody waits."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.keys: list[set[bytes]] = []
+
+    async def around(self, name: str, args: tuple[Any, ...], call: Any) -> Any:
+        if name == "wait":
+            self.keys.append(set(args[2]))
+        return await call()
+
+
 @awaited
 async def test_who_waits_for_a_range_is_woken_by_the_last_of_its_keys(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Engines may wake for other keys as well; so it is looked at, too, for which ones they are asked to."""
     monkeypatch.setattr(contests, "POLL_SECONDS", 3600.0)
     monkeypatch.setattr(removals, "POLL_SECONDS", 3600.0)
-    stock, other = world.open().resource("stock"), world.open().resource("stock")
+    told = Told(world.backend())
+    stock, other = world.over(told).resource("stock"), world.open().resource("stock")
     await split(stock)
     held = [await elsewhere(take, other.lock(f"k{number}", ttl_seconds=3600)) for number in range(3)]
     waits = stock.lock(wait_seconds=3600)
@@ -282,6 +297,19 @@ async def test_who_waits_for_a_range_is_woken_by_the_last_of_its_keys(
     for lock in held:
         assert not waiting.done()
         await leave(lock)
+    await asyncio.wait_for(waiting, 60)
+    await leave(waits)
+    assert told.keys
+    assert all(keys == {MAIN, *parts.parts_of(LOCKS, MAIN)} for keys in told.keys)
+    await split(stock)
+    held = [await elsewhere(take, other.lock("a", ttl_seconds=3600))]
+    told.keys.clear()
+    waits = stock.lock("a", wait_seconds=3600)
+    waiting = asyncio.ensure_future(elsewhere(take, waits))
+    while not told.keys:
+        await asyncio.sleep(0)
+    assert told.keys == [{MAIN, *parts.relevant(inner(waits).place, inner(waits).targets)}]
+    await leave(*held)
     await asyncio.wait_for(waiting, 60)
     await leave(waits)
 
