@@ -201,13 +201,14 @@ class Keeper:
         if all(self._due.get(each.owner, now + 1.0) > now for each in due):
             return
         alike = [each for each in due if type(each) is Tenure and each.renews_together]
+        renewed: set[str] = set()
         for place in range(0, len(alike), _TOGETHER):
             some = alike[place : place + _TOGETHER]
             with contextlib.suppress(InterlockError):  # then each one by itself, which finds out what is wrong
                 if len(some) > 1 and await renew_together(ledger, some):
                     self._note(ledger, some)
-                    due = [each for each in due if each not in some]
-        for tenure in due:
+                    renewed.update(each.owner for each in some)
+        for tenure in [each for each in due if each.owner not in renewed]:
             failed = False
             try:
                 await tenure.renew(ledger)

@@ -78,7 +78,7 @@ class Tenure:
         value = {"agent": self.agent, "name": self.name, "ttl_seconds": self.ttl_seconds, "strict": self.strict}
         writes: dict[Key, Write] = {
             self.key: TENURES.put(value, listed=False),
-            self.pulse_key: self._pulse(ledger),
+            self.pulse_key: self.pulse_write(ledger),
         }
         return writes, {self.key: self.version or ABSENT, self.pulse_key: self.pulse or ABSENT}
 
@@ -88,7 +88,8 @@ class Tenure:
         self.token, self.incarnation = done.token, done.token.incarnation
         self.confirmed = began
 
-    def _pulse(self, ledger: Ledger) -> Write:
+    def pulse_write(self, ledger: Ledger) -> Write:
+        """What puts the pulse anew."""
         ttl_seconds = self.ttl_seconds if Capability.EXPIRY in ledger.backend.capabilities else None
         return PULSES.put(None, ttl_seconds=ttl_seconds, listed=False)
 
@@ -101,7 +102,7 @@ class Tenure:
             began = ledger.runtime.monotonic()
             try:
                 done = await ledger.commit(
-                    {self.pulse_key: self._pulse(ledger)},
+                    {self.pulse_key: self.pulse_write(ledger)},
                     {self.key: self.version, self.pulse_key: self.pulse or ABSENT},
                     alive=(self.pulse_key,) if self.strict else (),
                     agent=self.agent, durable=False, quiet=True, snapshot=self.token,
@@ -182,7 +183,7 @@ async def renew_together(ledger: Ledger, tenures: Sequence[Tenure]) -> bool:
         expected[tenure.key], expected[tenure.pulse_key] = tenure.version, tenure.pulse or ABSENT
     try:
         done = await ledger.commit(
-            {tenure.pulse_key: tenure._pulse(ledger) for tenure in tenures}, expected,
+            {tenure.pulse_key: tenure.pulse_write(ledger) for tenure in tenures}, expected,
             agent=tenures[0].agent, durable=False, quiet=True, snapshot=tenures[0].token,
         )  # fmt: skip
     except (CommitRefused, SnapshotTooOldError):
