@@ -1,0 +1,142 @@
+"""What a coordinator writes of its saga, when a commit fails, is not heard of, or is refused."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import Any
+
+import pytest
+
+import interlock
+import interlock.sync
+from cases.faults import Broken, Hooked
+from interlock import BackendUnavailableError, CompensationError, LimitExceededError, codec
+from interlock.layers.ledger import Ledger
+from interlock.saga import pages
+from interlock.saga.journal import SAGAS
+from interlock.saga.pages import encoded
+from interlock.saga.presence import coordinators_of
+from interlock.stepping import step
+
+_serial = itertools.count()
+
+
+def act(name: str) -> str:
+    return name
+
+
+def undo(result: str) -> None:
+    """Nothing."""
+
+
+def opened(kind: Any) -> tuple[Any, interlock.sync.Store]:
+    """A store over a backend that misbehaves, and the backend."""
+    backend = kind(interlock.MemoryBackend(f"saga-writing-{next(_serial)}"))
+    return backend, interlock.sync.Store(backend, agent="a")
+
+
+def journal_of(saga: Any) -> Any:
+    """What writes."""
+    return saga._frame.course.recorder.journal
+
+
+def test_a_saga_whose_record_cannot_be_read_is_not_coordinated() -> None:
+    errors: list[Exception] = [BackendUnavailableError("the server has gone")]
+
+    def hook(name: str, args: tuple[Any, ...]) -> None:
+        if name == "read" and SAGAS.key("s", "1") in args[0] and errors:
+            raise errors.pop()
+
+    _, store = opened(lambda inner: Hooked(inner, hook))
+    with pytest.raises(BackendUnavailableError), store.saga("s", id="1"):
+        raise AssertionError
+    assert not coordinators_of(store._engine)._held
+    with store.saga("s", id="1") as saga:
+        saga.step(act, "a", undo=undo)
+    store.close()
+
+
+def test_a_saga_that_cannot_be_given_back_is_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """Its owner's pulse ends by itself."""
+    backend, store = opened(Broken)
+    with (
+        caplog.at_level(logging.WARNING, "interlock"),
+        pytest.raises(CompensationError),
+        store.saga("s", id="1") as saga,
+    ):
+        saga.step(act, "a", undo=undo)
+        backend.broken.append(BackendUnavailableError("the server has gone"))
+    assert "saga s/1 could not be given back" in caplog.text
+    assert not coordinators_of(store._engine)._held
+    backend.broken.clear()
+    store.close()
+
+
+def test_a_step_that_could_not_be_written_anew_is_what_it_was() -> None:
+    backend, store = opened(Broken)
+    with store.saga("s", id="1") as saga:
+        saga.step(act, "a", undo=undo)
+        journal = journal_of(saga)
+        ((place, before),) = journal.steps.items()
+        backend.broken.append(BackendUnavailableError("the server has gone"))
+        with pytest.raises(BackendUnavailableError):
+            step(journal.write_step(place, {"error": "x"}))
+        assert journal.steps[place] == before
+        backend.broken.clear()
+    store.close()
+
+
+def test_pages_that_come_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many steps a saga has, all are read."""
+    monkeypatch.setattr(pages, "PAGE_BYTES", 1)
+    scan, parts = Ledger.scan, []
+
+    async def one(self: Ledger, *args: Any, **named: Any) -> Any:
+        found = await scan(self, *args, **{**named, "limit": 1})
+        parts.append(found.more)
+        return found
+
+    _, store = opened(lambda inner: inner)
+    with store.saga("s", id="1") as saga:
+        for name in "abc":
+            saga.step(act, name, undo=undo, step_id=name)
+        journal = journal_of(saga)
+        step(journal.flush())
+        steps = dict(journal.steps)
+        monkeypatch.setattr(Ledger, "scan", one)
+        step(journal.load())
+        assert journal.steps == steps
+        assert parts == [True, True, False]
+    store.close()
+
+
+def test_a_commit_that_does_not_know_its_version_is_looked_at_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a reply that was lost, when somebody has written the record since."""
+    gathered, unknown = Ledger.gathered, [True, True]
+
+    async def forgetful(self: Ledger, *args: Any, **named: Any) -> Any:
+        done = await gathered(self, *args, **named)
+        return done if not unknown or not unknown.pop() else type(done)(done.transaction, None, done.token)
+
+    _, store = opened(lambda inner: inner)
+    monkeypatch.setattr(Ledger, "gathered", forgetful)
+    with store.saga("s", id="1") as saga:
+        for name in "abc":
+            saga.step(act, name, undo=undo, step_id=name)
+        assert not unknown
+    assert step(Ledger(store._engine).read(SAGAS, [SAGAS.key("s", "1")])).records[0].value["status"] == "committed"
+    store.close()
+
+
+def test_a_step_that_is_larger_than_a_value_may_be_is_refused() -> None:
+    with pytest.raises(LimitExceededError):
+        encoded(("x", 1), {"result": b"x" * codec.VALUE_BYTES})
+
+
+def test_a_saga_that_is_coordinated_here_is_not_recovered_here() -> None:
+    _, store = opened(lambda inner: inner)
+    with store.saga("s", id="1") as saga:
+        saga.step(act, "a", undo=undo)
+        assert store.recover(older_than_seconds=0).live == ("s/1",)
+    store.close()
