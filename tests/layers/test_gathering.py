@@ -441,3 +441,98 @@ def test_threads(tmp_path: Path) -> None:
         assert not found
         assert len(step(ledger.scan(NOTE)).records) == count * each
         assert sum(len(commit.writes) for commit in backend.commits) >= count * each
+
+
+class Sending:
+    """What goes by `interlock.ports.Direct.send` of a SQLite store, and with which fault."""
+
+    def __init__(self, store: interlock.sync.Store) -> None:
+        self.ledger = Ledger(store._engine)
+        self.gathering = self.ledger.gathering
+        assert self.gathering._send is not None
+        self._inner = self.gathering._send
+        self.gathering._send = self._send
+        self.sent: list[Any] = []
+        self.faults: list[Any] = []
+
+    def _send(self, request: Any) -> Any:
+        fault = self.faults.pop(0) if self.faults else None
+        if fault == "too old":
+            raise SnapshotTooOldError("too old")
+        reply = None if fault == "lost before" else self._inner(request)
+        self.sent.append(reply)
+        if fault is not None:
+            raise CommitUnknownError("lost", transaction_id="")
+        return reply
+
+    def write(self, name: str, value: int, expected: Any = ABSENT) -> Any:
+        """One commit of one record."""
+        key = NOTE.key(name)
+        token = step(self.ledger.backend.snapshot())
+        return step(self.ledger.gathered({key: NOTE.put(value)}, {key: expected}, agent="a", snapshot=token))
+
+    def record(self, name: str) -> Any:
+        """What is written."""
+        return step(self.ledger.read(NOTE, [NOTE.key(name)])).records[0]
+
+
+def on_a_thread(body: Callable[[Sending], None]) -> Callable[[Path], None]:
+    """Run a test on a thread of its own, which may commit itself."""
+
+    def run(tmp_path: Path) -> None:
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                with interlock.sync.open(f"sqlite:///{tmp_path / 'store.db'}", agent="a") as store:
+                    store.resource("opened").run(lambda session: session.write("k", 1))
+                    body(Sending(store))
+            except BaseException as failure:
+                failures.append(failure)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        if failures:
+            raise failures[0]
+
+    return run
+
+
+@on_a_thread
+def test_who_is_alone_is_done_with_one_call(sending: Sending) -> None:
+    first = sending.write("a", 1)
+    assert first.version == sending.sent[0].version == sending.record("a").version
+    second = sending.write("a", 2, first.version)
+    assert second.version == sending.record("a").version
+    assert sending.record("a").value == 2
+    with pytest.raises(CommitRefused):
+        sending.write("a", 3, first.version)
+    assert sending.record("a").value == 2
+    assert not sending.gathering._busy
+    assert not sending.gathering._queue
+
+
+@on_a_thread
+def test_a_lost_reply_to_who_is_alone_is_settled(sending: Sending) -> None:
+    sending.faults = ["lost after"]
+    assert sending.write("a", 1).version == sending.sent[0].version == sending.record("a").version
+    sending.faults = ["lost before"]
+    assert sending.write("b", 1).version == sending.record("b").version
+    assert sending.sent[1] is None
+
+
+@on_a_thread
+def test_a_snapshot_that_is_too_old_is_taken_anew(sending: Sending) -> None:
+    sending.faults = ["too old"]
+    sending.write("a", 1)
+    assert sending.record("a").value == 1
+    assert not sending.sent
+
+
+@on_a_thread
+def test_nobody_is_alone_while_others_commit(sending: Sending) -> None:
+    sending.gathering._expected = 2.0
+    sending.write("a", 1)
+    assert not sending.sent
+    assert sending.record("a").value == 1
