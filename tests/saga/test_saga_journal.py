@@ -47,6 +47,12 @@ def act(what: str, size: int = 0) -> str:
     return what + "x" * size
 
 
+@compensable(name="journal.last", kind="irreversible", outside="run")
+def last(what: str) -> None:
+    """What cannot be undone."""
+    LOG.append(f"last {what}")
+
+
 @compensable(name="journal.act_later", outside="run")
 async def act_later(what: str) -> str:
     """The same, asynchronous."""
@@ -271,6 +277,29 @@ def test_an_interrupt_at_a_commit_leaves_no_doubt(at: int, happened: bool) -> No
             assert record.value["owner"] is None
             assert saga.report.clean
         assert store.recover(older_than_seconds=0) == interlock.RecoveryReport()
+
+
+def test_who_did_not_hear_that_a_saga_was_decided_does_not_undo_it() -> None:
+    came: list[Any] = []
+
+    class Interrupted(Wrapped):
+        async def around(self, name: str, args: tuple[Any, ...], call: Any) -> Any:
+            done = await call()
+            if not came and is_commit(name, args):
+                came.extend(each for each in args[0].writes.values() if b"decided" in getattr(each, "value", b""))
+                if came:
+                    raise KeyboardInterrupt
+            return done
+
+    with interlock.sync.Store(Interrupted(interlock.MemoryBackend()), agent="a") as store:
+        with pytest.raises(KeyboardInterrupt), store.saga("s", id="1") as saga:
+            saga.step(act, "a", undo=undo)
+            saga.defer(last, "b")
+        assert LOG == ["a"]
+        (record,) = found(store, SAGAS)
+        assert record.value["status"] == "decided"
+        assert store.recover(older_than_seconds=0).finished == ("s/1",)
+        assert LOG == ["a", "last b"]
 
 
 def test_lost_replies_change_nothing() -> None:

@@ -294,12 +294,18 @@ class Records:
             self._doubts = any(each.unsure and each.writing for each in self._pages)
         reading = await self.ledger.backend.read([self.head_key, *[each.key for each in pages]])
         found = SAGAS.load(reading.entries[0])
-        own = self._presence is not None and found is not None and found.get("owner") == self._presence.owner
         with self._mutex:
-            if self._head_unsure and own and found["run"] == self.run:
+            if self._head_unsure and self._is_own(found):
                 assert reading.entries[0] is not None
                 self._head_version, self._unwritten = reading.entries[0].version, False
             self._head_unsure = False
             for page, entry in zip(pages, reading.entries[1:], strict=True):
                 page.version = ABSENT if entry is None or entry.value is None else entry.version
                 page.unsure, page.dirty = False, True
+
+    def _is_own(self, found: dict[str, Any] | None) -> bool:
+        """Whether the saga's own record is one that this coordinator has written, and one that it may go back from: if
+        the store says that the saga was decided, who did not hear of it leaves it to a recovery, which goes forward."""
+        if found is None or self._presence is None or found.get("owner") != self._presence.owner:
+            return False
+        return found["run"] == self.run and found["status"] in (self.head["status"], "undoing")
