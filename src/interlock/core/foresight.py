@@ -51,7 +51,7 @@ class Ahead(msgspec.Struct, eq=False):
         """As `interlock.ports.Direct.look`: the entry of a key and its token; None: ask the backend."""
         if at is not self.token or key not in self.entries or self.runtime.monotonic() >= self.until:
             return None
-        return self.entries[key], at
+        return self.entries[key], self.token
 
 
 def foresee(home: Resource | None, operation: str, arguments: tuple[Any, ...]) -> list[Key]:

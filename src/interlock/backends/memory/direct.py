@@ -77,7 +77,8 @@ class Direct:
                 entry = get(key)
                 if entry is not None and entry.value is not None:
                     return None
-            now = state.last_time = max(state.clock(), state.last_time)
+            now = state.clock()
+            now = state.last_time = now if now > state.last_time else state.last_time
             position = token.position + 1
             version = (position, transaction & NONCE_MASK)
             new: dict[Key, Entry] = {}
@@ -111,8 +112,7 @@ class Direct:
                     heappush(state.expiring, (entry.expires_at, key))
                 current[key] = entry
             state.records[transaction] = state.log[position] = record
-            state.version, state.token = version, after
-            state.pending = None
+            state.version, state.token, state.pending = version, after, None  # in this order
             return record
 
     def send(self, request: CommitRequest) -> Reply | None:
