@@ -131,6 +131,10 @@ CORE = (
                 "                except CommitUnknownError as unknown:\n                    await self.settle(txn, unknown)\n",
                 "                except CommitUnknownError:\n                    pass\n",
             ),
+            (
+                "                    await self.settle(txn, unknown)\n                    return value\n",
+                "                    return value\n",
+            ),
         ),
         _keyed(),
     ),

@@ -42,9 +42,9 @@ def try_defect(defect: Defect) -> Caught:
         sys.executable, "-m", "pytest", "-p", "defects.patching", "-p", "no:cacheprovider", "-x", "-q", "-n", "0",
         "--no-header", "--tb=line", "--timeout", "30", "--timeout-method", "signal", *defect.tests,
     ]  # fmt: skip
+    told = {"PYTHONPATH": path, "INTERLOCK_DEFECT": defect.name, "INTERLOCK_SOAK": "0"}  # as much as CI, by hand too
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path, "INTERLOCK_DEFECT": defect.name},
-        capture_output=True, text=True, timeout=600,
+        command, cwd=ROOT, env={**os.environ, **told}, capture_output=True, text=True, timeout=600
     )  # fmt: skip
     found = _FAILED.search(done.stdout) if done.returncode == 1 else None
     return Caught(defect, (found[1] or found[2]) if found else None, (done.stdout + done.stderr)[-3000:])
