@@ -44,7 +44,7 @@ def test_only_declared_errors_from_damaged_samples(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    batches = max(1, EXAMPLES // 200 if target.slow else EXAMPLES // 8)
+    batches = max(1, EXAMPLES // 200 if target.slow else EXAMPLES // 25)
     assert sum(meet_batch(target, number) for number in range(batches)) == batches * BATCH
 
 
