@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import sqlite3
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from cases.support import World, between_processes, everywhere, rows, stepped
@@ -17,20 +19,23 @@ THINKING_SECONDS = 0.005
 
 
 @between_processes
-async def test_processes_increment_one_key(world: World) -> None:
+async def test_processes_increment_one_key(world: World, tmp_path: Path) -> None:
     """Default settings, many increments each: none lost, no error reaches anybody, and they take turns.
 
-    On one machine they queue for the file. Time is counted in commits, which a machine that is busy with something else
-    does not stretch: the slowest process has had its last turn with the last commit of all, and the fastest took more
-    than a fifth of that. A server's clients do not see each other, and no turns are promised."""
-    count, times = (4, 25) if world.is_server else (8, 200)
+    All begin at the same moment. On one machine they queue for the file. Time is counted in commits, which a machine
+    that is busy with something else does not stretch: the slowest process has had its last turn with the last commit of
+    all, and the fastest took more than a fifth of that. A server's clients do not see each other, and no turns are
+    promised."""
+    count, times, gate = *((4, 25) if world.is_server else (8, 200)), tmp_path / "gate"
     workers = [
-        Worker("increment", url=world.place, key="n", times=times, agent=f"w{number}") for number in range(count)
+        Worker("increment", url=world.place, key="n", times=times, agent=f"w{number}", gate=str(gate))
+        for number in range(count)
     ]
-    for worker in workers:
-        worker.ready()
-    for worker in workers:
-        worker.go()
+    with gate.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for worker in workers:
+            worker.ready()
+            worker.go()
     done = [worker.result() for worker in workers]
     assert [one["errors"] for one in done] == [[]] * count
     store = world.open()

@@ -7,6 +7,7 @@ lines before that.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -140,12 +141,16 @@ def show_moments(url: Place) -> dict[str, Any]:
     return {"moments": [repr(moment) for moment in moments], "zone": time.tzname[0]}
 
 
-def increment(url: Place, key: str, times: int, agent: str = "worker") -> dict[str, Any]:
-    """Read, add one, write, many times, with the default settings; what reached the caller."""
+def increment(url: Place, key: str, times: int, agent: str = "worker", gate: str = "") -> dict[str, Any]:
+    """Read, add one, write, many times, with the default settings; what reached the caller. With ``gate``, a file, not
+    before a lock of it is free, so that all who wait there begin at the same moment."""
     errors = []
     with opened(url, agent) as store:
         counters = store.resource("counters")
         begin()
+        if gate:
+            with open(gate) as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
         for _ in range(times):
             try:
                 counters.run(_increment, key)

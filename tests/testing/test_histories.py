@@ -239,9 +239,7 @@ def test_overlap_is_counted() -> None:
 # -- runs -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_a_run_in_memory_is_clean_and_its_control_is_not(workload: str, tmp_path: Path) -> None:
-    settings = Settings(
-        workload, f"memory://{tmp_path.name}", seconds=usual(0.6, 0.3), processes=1, threads=4, least=usual(50, 20)
-    )
+    settings = Settings(workload, f"memory://{tmp_path.name}", seconds=0.6, processes=1, threads=4, least=usual(50, 20))
     verdict = run(settings, tmp_path)
     assert verdict.findings.violations == []
     assert verdict.vacuous == []
@@ -262,7 +260,7 @@ def test_every_mode_keeps_its_own_promise(mode: Any, tmp_path: Path) -> None:
 def test_processes_that_are_killed_and_stopped_on_one_file(tmp_path: Path) -> None:
     settings = Settings(
         "list-append", f"sqlite:///{tmp_path}/store.db", seconds=4.0, processes=2, threads=3, least=100,
-        faults=("kill", "stop"),
+        faults=("kill", "stop"), fault_seconds=0.4,
     )  # fmt: skip
     verdict = run(settings, tmp_path / "out")
     assert verdict.findings.violations == []
