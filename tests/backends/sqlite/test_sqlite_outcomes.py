@@ -11,7 +11,7 @@ import pytest
 from sqlite_support import Store, add, delete, key, new_transaction, number, opened, step
 from test_sqlite_batches import together
 
-from interlock.backends.sqlite import log, outcomes
+from interlock.backends.sqlite import log, outcomes, writer
 from interlock.backends.sqlite.jobs import CommitJob, FenceJob, Job
 from interlock.errors import SnapshotTooOldError
 from interlock.model import ABSENT, CommitRefused, CommitRequest, DuplicateTransaction, Reply, Settled, Span
@@ -206,3 +206,19 @@ def test_copies_of_the_log_keep_the_memory_small(store: Store, monkeypatch: pyte
     assert connection.execute("SELECT count(*) FROM outcome").fetchone()[0] > 100
     assert store.value(key("sum")) == 200
     store.commit({key("a"): number(1)})
+
+
+def test_what_the_writer_knows_of_ids_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was forgotten is asked of the file again: who relies on an old state is judged the same."""
+    monkeypatch.setattr(writer, "_IDS_KNOWN", 4)
+    tokens, sizes = [store.snapshot()], []
+    for part in range(20):
+        store.commit({key("n", part): number(part)})
+        tokens.append(store.snapshot())
+        sizes.append(len(store.backend._engine._started()._known.ids))
+    assert max(sizes) <= 4 + 2
+    for part, token in enumerate(tokens):
+        store.commit({key("m", part): number(part)}, snapshot=token)
+        assert store.value(key("n", part), token) is None
+        with pytest.raises(CommitRefused):
+            store.commit({key("o"): number(1)}, reads={key("m", part): ABSENT}, snapshot=token)
