@@ -212,6 +212,24 @@ ENGINE = (
         ("tests/backends/test_memory_backend.py", "-k", "direct"),
     ),
     Defect(
+        "the short judgement of quiet commits does not judge versions",
+        "interlock.backends.sqlite.quiet",
+        (("row[POSITION] != expected[0] or row[NONCE] & NONCE_MASK != expected[1] or row[VALUE] is None", "False"),),
+        ("tests/backends/sqlite/test_sqlite_straight.py", "-k", "judgement"),
+    ),
+    Defect(
+        "a key that is put without a look is put over what is there",
+        "interlock.backends.sqlite.quiet",
+        (("            batch.fresh = True", "            pass"),),
+        ("tests/backends/sqlite/test_sqlite_straight.py", "-k", "without_a_look"),
+    ),
+    Defect(
+        "an event loop waits for the disk",
+        "interlock.backends.sqlite.engine",
+        (("if request.durable or not request.quiet:", "if False:"),),
+        ("tests/backends/sqlite/test_sqlite_straight.py", "-k", "loop_commits"),
+    ),
+    Defect(
         "the direct way sees half a commit",
         "interlock.backends.memory.direct",
         (("if state.pending is None and state.token is at else None", "if state.token is at else None"),),

@@ -178,7 +178,9 @@ def requests(seed: int) -> list[Callable[[Store], CommitRequest]]:
     old: list[Any] = []
     for place in range(60):
         keys = source.sample([key("k", index) for index in range(6)], source.choice((1, 1, 2, 3)))
-        plan = [(each, source.choice("vvvva") + source.choice("pppppd"), source.choice((None, 5.0))) for each in keys]
+        plan = [
+            (each, source.choice("vvvvvvas") + source.choice("pppppd"), source.choice((None, 5.0))) for each in keys
+        ]
         silent, stale = source.random() < 0.9, source.random() < 0.1
 
         def request(
@@ -188,8 +190,10 @@ def requests(seed: int) -> list[Callable[[Store], CommitRequest]]:
             guards: dict[Key, Any] = {}
             for each, (expects, does), seconds in plan:
                 entry = store.entry(each)
-                there = entry is not None and entry.value is not None
-                guards[each] = entry.version if there and expects == "v" else ABSENT  # type: ignore[union-attr]
+                guards[each] = ABSENT
+                if entry is not None and entry.value is not None and expects != "a":
+                    position, nonce = entry.version
+                    guards[each] = (position, nonce ^ (expects == "s"))  # somebody else's version, or the right one
                 writes[each] = Delete() if does == "d" else Put(b"i%d" % place, seconds, place % 3 > 0)
             old.append(store.snapshot())
             snapshot = old[len(old) // 2] if stale else None
