@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 import interlock
 import interlock.sync
-from cases.faults import Broken, Hooked
+from cases.faults import Broken, Hooked, Pausing, is_commit
 from interlock import BackendUnavailableError, CompensationError, LimitExceededError, codec
 from interlock.layers.ledger import Ledger
 from interlock.saga import pages
@@ -140,3 +141,32 @@ def test_a_saga_that_is_coordinated_here_is_not_recovered_here() -> None:
         saga.step(act, "a", undo=undo)
         assert store.recover(older_than_seconds=0).live == ("s/1",)
     store.close()
+
+
+async def act_later(name: str) -> str:
+    """A step that is awaited."""
+    return name
+
+
+async def undo_later(result: str) -> None:
+    """Nothing."""
+
+
+def test_who_waited_for_a_commit_that_failed_goes_on() -> None:
+    """The first step of a saga is being written, and others wait for that; it fails, and they write what they need."""
+    errors: list[Exception] = []
+
+    def hook(name: str, args: tuple[Any, ...]) -> None:
+        if is_commit(name, args) and SAGAS.key("s", "1") in args[0].writes and errors:
+            raise errors.pop()
+
+    async def both() -> None:
+        backend = Pausing(Hooked(interlock.MemoryBackend(), hook))
+        async with interlock.Store(backend, agent="a") as store, store.saga("s", id="1") as saga:
+            errors.append(BackendUnavailableError("the server has gone"))
+            steps = [saga.step(act_later, name, undo=undo_later, step_id=name) for name in "ab"]
+            first, second = await asyncio.gather(*steps, return_exceptions=True)
+            assert isinstance(first, BackendUnavailableError)
+            assert second == "b"
+
+    asyncio.run(both())
