@@ -161,7 +161,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     """A process that runs a function of `sqlite_worker`."""
     source = Path(interlock.__file__).parent.parent
-    environment = {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{Path(__file__).parent}"}
+    paths = source, Path(__file__).parent, Path(zygote.__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     return zygote.start("-m", "sqlite_worker", *map(str, arguments), environment=environment, **options)
 
 
