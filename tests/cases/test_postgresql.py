@@ -214,6 +214,8 @@ async def test_R132_thinking_holds_no_transaction_open(world: World) -> None:
 async def test_R133_opposite_orders_never_deadlock(world: World) -> None:
     """200 pairs of commits that write {a, b} and {b, a}, each reading first, over two stores that know nothing of each
     other."""
+    count = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+    before = ask(world.url, count)
     stocks = [world.open().resource("stock") for _ in range(2)]
     orders = (("a", "b"), ("b", "a"))
 
@@ -227,8 +229,7 @@ async def test_R133_opposite_orders_never_deadlock(world: World) -> None:
 
     world.together(8, work)
     assert dict(await rows(stocks[0].scan())) == {"a": 400, "b": 400}
-    deadlocks = ask(world.url, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
-    assert deadlocks == [(0,)]
+    assert ask(world.url, count) == before, "other tests may have had some on this server"
 
 
 # --- R134: a pool of one ----------------------------------------------------------------------------------------------
