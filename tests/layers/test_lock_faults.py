@@ -626,3 +626,19 @@ async def test_a_lease_that_is_lost_in_the_moment_of_its_grant_cancels_the_body(
             await asyncio.sleep(0)
             reached.append(1)
     assert not reached
+
+
+def test_an_interrupt_while_a_lease_is_given_back_leaves_nothing_behind() -> None:
+    """It is given back in the background."""
+    interrupts: list[BaseException] = []
+
+    def hook(name: str, args: tuple[Any, ...]) -> None:
+        if name == "commit" and interrupts:
+            raise interrupts.pop()
+
+    store = interlock.sync.Store(Hooked(interlock.MemoryBackend(), hook), agent="a")
+    with pytest.raises(KeyboardInterrupt), store.lease("x", ttl_seconds=60):
+        interrupts.append(KeyboardInterrupt())
+    with store.lease("x", ttl_seconds=60, wait_seconds=30):
+        assert not interrupts
+    store.close()

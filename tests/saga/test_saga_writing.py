@@ -11,7 +11,7 @@ import pytest
 
 import interlock
 import interlock.sync
-from cases.faults import Broken, Hooked, Pausing, is_commit
+from cases.faults import Broken, Counted, Hooked, Pausing, is_commit
 from interlock import BackendUnavailableError, CompensationError, LimitExceededError, codec
 from interlock.layers.ledger import Ledger
 from interlock.saga import pages
@@ -170,3 +170,33 @@ def test_who_waited_for_a_commit_that_failed_goes_on() -> None:
             assert second == "b"
 
     asyncio.run(both())
+
+
+def undo_by_place(done: str, what: str) -> None:
+    """None of its parameters has a name that the step knows."""
+
+
+def test_what_an_undo_gets_by_its_place_and_how_often_it_is_tried_is_kept() -> None:
+    _, store = opened(lambda inner: inner)
+    patient = interlock.RetryPolicy(3, max_seconds=9.0, base_seconds=0.5, cap_seconds=2.0)
+    with store.saga("s", id="1") as saga:
+        saga.step(act, "a", undo=undo_by_place, undo_retry=patient)
+        (facts,) = journal_of(saga).steps.values()
+        assert len(facts["positional"]) == 1
+        assert facts["retry"] == [3, 9.0, 0.5, 2.0]
+    store.close()
+
+
+def test_a_page_that_the_engine_may_lose_is_written_again_where_it_has_to_be_durable() -> None:
+    backend, store = opened(Counted)
+    with store.saga("s", id="1") as saga:
+        saga.step(act, "a", undo=undo)
+        journal = journal_of(saga)
+        step(journal.flush())
+        (page,) = journal._pages
+        assert (page.unsynced, page.dirty) == (True, False)
+        step(journal._write(page=page))
+        assert not page.unsynced
+        assert [request.durable for request in backend.commits[-2:]] == [False, True]
+        assert page.key in backend.commits[-1].writes
+    store.close()

@@ -17,7 +17,7 @@ from interlock.backends.postgresql.requests import arguments, lock_numbers
 from interlock.backends.postgresql.statements import statements
 from interlock.backends.postgresql.tokens import from_detail
 from interlock.errors import UsageError
-from interlock.model import ABSENT, CommitRefused, CommitRequest, Delete, Key, Reply, Span
+from interlock.model import ABSENT, CommitRefused, CommitRequest, Delete, Key, Reply, Span, Token
 from interlock.testing.conformance.world import EVERYTHING, SPACE, Subject, key, put, step
 
 PATIENCE_SECONDS = 30.0
@@ -227,3 +227,22 @@ def test_a_span_stands_on_what_all_its_keys_have_in_common() -> None:
     assert locks.covering(Span(key("log", 1), key("log", 1, "zz"))) == locks.cuts(key("log", 1))
     with pytest.raises(UsageError):
         locks.covering(Span(b"\x01", b"\x02"))
+
+
+def test_large_and_small_commits_of_a_group_take_the_locks_of_each() -> None:
+    def job(number: int, *names: Key) -> groups.Job:
+        writes = {name: put(number) for name in names}
+        token = Token(7, 1, 1, b"")
+        request = CommitRequest(number, "a", "serializable", token, {}, writes, dict.fromkeys(writes, ABSENT))
+        return groups.Job(request, [], [], None, True)
+
+    jobs = [
+        job(1, *(key("many", number) for number in range(locks.FEW_KEYS + 1))),
+        job(2, A),
+        job(3, B, key("many", 0)),
+    ]
+    strongest: dict[int, int] = {}
+    for each in jobs:
+        for number in lock_numbers(each.request):
+            locks.want(strongest, number)
+    assert groups._locks(jobs) == sorted(strongest.values())
