@@ -538,10 +538,12 @@ def test_without_a_loop_a_thread_gives_back() -> None:
         assert not ledger.runtime.suspends
         given.append("back")
 
-    holding.desk.keeper.remove(holding.tenure)
-    while (job := holding.desk.keeper._job) is not None and job.alive():
-        holding.desk.keeper._stir(0.0)
-    holding.desk.keeper.later(release)
+    keeper = holding.desk.keeper
+    keeper.remove(holding.tenure)
+    job = keeper._job
+    while job is not None and job.alive() and keeper._job is job:  # what is stirred when it has ended begins again
+        keeper._stir(0.0)
+    keeper.later(release)
     while not given:
         pass
     asyncio.run(store.close())

@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+import types
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -188,6 +189,16 @@ class Interrupt(BaseException):
     """What the signal handler of these tests raises."""
 
 
+def _is_dropped(frame: types.FrameType | None) -> bool:
+    """Whether Python drops what is raised here, with a word on stderr: the collector has called, for an object or for a
+    weak reference."""
+    while frame is not None:
+        if frame.f_code.co_name in ("__del__", "_remove", "remove", "_cleanup"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 class Strikes:
     """A signal comes to the main thread again and again, at random times; its handler raises, once for each `aim`."""
 
@@ -208,8 +219,8 @@ class Strikes:
         """From now on it does not."""
         self._aimed = False
 
-    def _strike(self, number: int, frame: object) -> None:
-        if self._aimed:
+    def _strike(self, number: int, frame: types.FrameType | None) -> None:
+        if self._aimed and not _is_dropped(frame):
             self._aimed = False
             raise Interrupt
 
