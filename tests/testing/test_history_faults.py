@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +19,8 @@ import interlock
 import tally
 from interlock.errors import UsageError
 from interlock.testing.histories import WORKLOADS, Settings, run
-from interlock.testing.histories.troubles import FAULTS, NETWORK, FaultKind
+from interlock.testing.histories.troubles import FAULTS, NETWORK, FaultKind, Troubles
+from interlock.testing.histories.worker import Part, work
 from redis_servers import redis_server
 from servers import missing, postgresql_server
 from soak import usual
@@ -161,3 +165,30 @@ def test_a_large_disk_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_every_fault_is_fired_by_some_test() -> None:
     assert {*SERVER_FAULTS, *FILE_FAULTS, "full-disk"} == set(FAULTS)
     assert set(SERVER_FAULTS) > NETWORK
+
+
+def test_a_worker_that_finds_no_server_until_its_time_is_over_has_done_nothing(tmp_path: Path) -> None:
+    part = Part(
+        workload="bank", mode="serializable", url="redis://127.0.0.1:1", resource="r", directory=str(tmp_path),
+        name="late", first=0, threads=2, stride=4, seed=0, until=0.0, think_seconds=0.0,
+    )  # fmt: skip
+    work(part)
+    assert (tmp_path / "late.jsonl").read_text() == ""
+
+
+def test_a_worker_that_dies_at_its_call_while_strace_lets_it_go_is_not_killed_again() -> None:
+    class Late:
+        ends: list[int | None] = [None, -signal.SIGKILL]  # noqa: RUF012
+        replaced = 0
+
+        def wait(self, place: int, seconds: float) -> int | None:
+            return self.ends.pop(0)
+
+        def replace(self, place: int) -> None:
+            self.replaced += 1
+
+    troubles: Any = object.__new__(Troubles)
+    troubles._workers, troubles._url, troubles._random = Late(), "sqlite:///x.db", random.Random(0)
+    troubles._traced = lambda places, what: contextlib.nullcontext()
+    assert troubles._kill_at_a_syscall(0) == 1
+    assert (troubles._workers.ends, troubles._workers.replaced) == ([], 1)

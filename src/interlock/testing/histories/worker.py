@@ -56,6 +56,8 @@ def work(part: Part) -> None:
     failures: list[BaseException] = []
     try:
         with opened(part) as store:
+            if store is None:
+                return
             resource = store.resource(part.resource)
             blind = part.mode != "snapshot"
 
@@ -83,8 +85,9 @@ def work(part: Part) -> None:
 
 
 @contextlib.contextmanager
-def opened(part: Part) -> Iterator[interlock.sync.Store]:
-    """The store of a part. A server that is gone when the worker comes up is asked again until the time is over."""
+def opened(part: Part) -> Iterator[interlock.sync.Store | None]:
+    """The store of a part. A server that is gone when the worker comes up is asked again until the time is over; then
+    there is None, and nothing to be done in it."""
     while True:
         store = interlock.sync.open(part.url, agent=part.name, isolation="none", **part.options)
         try:
@@ -93,7 +96,8 @@ def opened(part: Part) -> Iterator[interlock.sync.Store]:
         except BackendUnavailableError:
             store.close()
             if time.monotonic() >= part.until:
-                raise
+                yield None
+                return
             time.sleep(_AGAIN_SECONDS)
     with store:
         yield store
