@@ -271,6 +271,7 @@ def test_ctrl_c_at_any_moment_loses_nothing_and_notes_are_true(tmp_path: Path) -
         store.increment(key("after"))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine .* was never awaited")
 def test_ctrl_c_during_reads_leaks_nothing(tmp_path: Path) -> None:
     """A strike may come when a coroutine has been made and its first step is still to come; then the call has not
     begun, and Python says so. No strike leaves more than the one that it hit, and nothing else leaves any."""
