@@ -78,6 +78,7 @@ async def test_a_key_is_claimed_unseen_only_where_there_is_no_record(world: Worl
 
 
 def test_a_claim_unseen_ends_no_later_than_one_that_was_read() -> None:
+    others = set(threading.enumerate())
     clock = Clock()
     store = interlock.testing.sync.open_store(clock=clock)
     inner = store.effects._journal
@@ -97,7 +98,7 @@ def test_a_claim_unseen_ends_no_later_than_one_that_was_read() -> None:
     executor.execute("warm", charge)  # a replay: what is looked for next may have a record, too
     assert inner.guess(key, 60.0) is None
     store.close()
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - others:  # those of other tests may live on
         if thread.name == "interlock-effects":
             thread.join()
 
