@@ -30,6 +30,7 @@ from benchmarks.measure import Cell, Figures, Sample, Target, interleave, percen
 from benchmarks.report import Report
 from benchmarks.slow_syncs import SlowSyncs
 from benchmarks.workload import VALUE, changed
+from servers import missing
 
 TASKS, THREADS = (1, 3), (1, 2)
 
@@ -111,7 +112,7 @@ def test_a_slower_server_is_the_same_server(postgresql_url: str) -> None:
 def test_a_slow_sync_takes_as_long_as_is_said(tmp_path: Path) -> None:
     syncs = SlowSyncs(tmp_path)
     if not syncs.build():
-        pytest.skip("no compiler of C, or not Linux")
+        missing("a compiler of C", "no cc on this system, or it is not Linux")
     timed = (
         "import os, sys, time; file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\n"
         "for line in sys.stdin:\n"

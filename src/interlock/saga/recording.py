@@ -296,7 +296,7 @@ class Recorder:
         return True
 
     async def undoing(self, record: StepRecord) -> None:
-        """An undo is about to run: by who holds the lease, and nobody else."""
+        """An undo is about to run: by who coordinates the saga, and nobody else."""
         await self.journal.write_step(place_of(record), {"status": "undoing"}, durable=False)
 
     async def undone(self, record: StepRecord) -> None:

@@ -65,7 +65,7 @@ async def end_run(
     stores: Mapping[str, Engine] | None = None,
     only: Place | None = None,
 ) -> Frame:
-    """End a run that broke off; the caller holds its lease. ``only``: try this one step's undo."""
+    """End a run that broke off; the caller has taken it over. ``only``: try this one step's undo."""
     recorder = Recorder(journal, only=only)
     recorder.modules, recorder.undos, recorder.stores = modules, undos or {}, stores or {}
     course = Course(shield_seconds, journal.saga_id, recorder)

@@ -118,15 +118,7 @@ class Awaiting:
         if not loop_runs():  # a coroutine is closed behind its loop's end; what needs no loop is still done
             return await work, None
         task = asyncio.create_task(work)
-        cancelled: asyncio.CancelledError | None = None
-        while not task.done():
-            try:
-                await asyncio.shield(task)
-            except asyncio.CancelledError as error:
-                cancelled = cancelled or error
-            except BaseException:
-                if not task.done():
-                    raise
+        cancelled = await _wait_out({task})
         return task.result(), cancelled
 
     async def together(self, acts: Sequence[Callable[[], Coroutine[Any, Any, Any]]]) -> list[Outcome]:

@@ -122,7 +122,8 @@ class Sagas:
             stores: other stores to which it commits by ``transact``, for undoing an earlier run that broke off.
 
         Raises: on entering `LeaseUnavailableError` while another coordinator runs it, `SagaClosedError` if an earlier
-            run could not be ended; in the body `JournalMismatchError` if a replay does other things than before."""
+            run could not be ended; in the body `JournalMismatchError` if a replay does other things than before, and
+            `SagaClosedError` before a step is called if another coordinator has begun it or taken it over meanwhile."""
         saga: DurableSaga[Any] = DurableSaga(
             self._engine, name, id, agent, state, invariants, on_compensation_error, on_crash, lease_seconds,
             shield_seconds, stores,

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 from sqlite_support import Store, key, new_transaction, number, opened, queue_held, step, value_of
-from test_sqlite_turns import WRITER, Watched
+from test_sqlite_turns import Watched
 
 from interlock.backends.sqlite import SQLiteBackend, quiet, straight
-from interlock.errors import SnapshotTooOldError
+from interlock.backends.sqlite.batch import Batch
+from interlock.backends.sqlite.straight import WRITER
+from interlock.errors import SnapshotTooOldError, UsageError
 from interlock.model import ABSENT, CommitRefused, CommitRequest, Delete, Key, Put, Reply
 
 A, B = key("a"), key("b")
@@ -275,3 +277,39 @@ def test_a_key_that_is_put_without_a_look_is_refused_if_it_is_there(tmp_path: Pa
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
+
+
+@pytest.mark.parametrize("where", ["caller", "writer"])
+def test_what_the_collector_ends_in_the_middle_of_a_turn_does_not_commit(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A generator that would give something back is ended while this thread commits, or the writer's does."""
+    flush = Batch.flush
+    refused: list[tuple[str, UsageError]] = []
+    with opened(tmp_path / "store.db") as store:
+        store.commit({A: number(0)})
+
+        def give_back(batch: Batch) -> None:
+            monkeypatch.setattr(Batch, "flush", flush)
+            try:
+                store.commit({B: number(1)})
+            except UsageError as error:
+                refused.append((threading.current_thread().name, error))
+            flush(batch)
+
+        def commit() -> None:
+            store.commit({A: number(2)}, quiet=True)
+
+        monkeypatch.setattr(Batch, "flush", give_back)
+        if where == "caller":
+            caller = threading.Thread(target=commit, name="caller")
+            caller.start()
+            caller.join()
+        else:
+            commit()  # on the main thread, which does not go straight
+        ((name, error),) = refused
+        assert name == ("caller" if where == "caller" else WRITER)
+        assert "in the middle of a commit" in str(error)
+        assert (store.value(A), store.value(B)) == (2, None)
+        store.commit({B: number(3)})
+        assert store.value(B) == 3

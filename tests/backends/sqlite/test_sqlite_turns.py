@@ -13,10 +13,9 @@ import pytest
 from sqlite_support import Store, add, in_threads, key, number, opened, queue_held
 
 from interlock.backends.sqlite import turns
+from interlock.backends.sqlite.straight import WRITER
 from interlock.errors import BackendUnavailableError, UsageError
 from interlock.model import ABSENT, CommitRefused
-
-WRITER = "interlock-sqlite-writer"
 
 
 class Watched:

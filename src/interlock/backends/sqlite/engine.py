@@ -146,6 +146,7 @@ class Engine:
         """Have the writer do a job, and wait for its answer."""
         self.check()
         writer = self._writer or self._started()
+        writer.straight.refuse_inside()
         accepted = True
         try:
             accepted = writer.put(job)

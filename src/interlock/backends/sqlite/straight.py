@@ -18,11 +18,17 @@ the answer is None, nothing was done, and the request goes by the thread.
 **If something is raised in the middle.** The transaction is rolled back unless COMMIT was done, and everything that is
 remembered is forgotten before the next turn; the error says that the outcome is not known. The turn is a lock with an
 owner and is given back whenever this thread has it, so it makes no difference at which step the interrupt came.
+
+**If the thread comes again in the middle.** The collector of circles may run at any step, on a thread that has the turn
+as on any other, and with it the end of a generator or coroutine that holds a session or a lock, which wants to commit.
+That commit can neither be made inside of this one nor waited for, so it is refused (`Straight.refuse_inside`); who
+gives something back does it later.
 """
 
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
@@ -32,13 +38,15 @@ from interlock.backends.sqlite.batch import Batch
 from interlock.backends.sqlite.connection import BUSY, Connection, code_of
 from interlock.backends.sqlite.jobs import Answers, CommitJob
 from interlock.backends.sqlite.validation import collect
-from interlock.errors import InterlockError
+from interlock.errors import InterlockError, UsageError
 from interlock.model import BoundBroken, CommitRefused, CommitRequest, DuplicateTransaction, Key, MergeRefused, Reply
 from interlock.ports import Runtime
 
 if TYPE_CHECKING:
     from interlock.backends.sqlite.writer import Writer
 
+WRITER: Final = "interlock-sqlite-writer"
+"""The name of writers' threads."""
 REFUSALS: Final = (CommitRefused, DuplicateTransaction, BoundBroken, MergeRefused, InterlockError)
 """What is an answer to a request, in which nothing has failed."""
 
@@ -46,13 +54,25 @@ REFUSALS: Final = (CommitRefused, DuplicateTransaction, BoundBroken, MergeRefuse
 class Straight:
     """The straight way to one writer."""
 
-    __slots__ = ("_writer",)
+    __slots__ = ("_inside", "_writer")
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
+        self._inside = 0
+        """The thread that has a turn on this way; 0: none."""
+
+    def refuse_inside(self) -> None:
+        """Raises `UsageError` on the thread that has such a turn, and on those of writers, which must wait for none."""
+        if self._inside == threading.get_ident() or threading.current_thread().name == WRITER:
+            raise UsageError(
+                "this thread is in the middle of a commit to the same store: what ends an object that is collected may "
+                "not commit; end sessions and locks with their block, and not by dropping them"
+            )
 
     def commit(self, request: CommitRequest, checked: int, runtime: Runtime) -> Reply | None:
-        """As `Backend.commit`, of a request whose spans hold up to ``checked``; None: not this way."""
+        """As `Backend.commit`, of a request whose spans hold up to ``checked``; None: not this way. Raises as
+        `refuse_inside`, too."""
+        self.refuse_inside()
         writer = self._writer
         if not writer._turns.alone or writer._in_hand or not writer._queue.empty():
             return None
@@ -62,9 +82,12 @@ class Straight:
             connection = writer.connection
             if not mine or writer._stopped or connection is None or (runtime.suspends and writer._log.is_due):
                 return None
+            self._inside = threading.get_ident()
             answer = self._take_turn(connection, request, checked, runtime)
         finally:
             if mine is not False:
+                if self._inside == threading.get_ident():
+                    self._inside = 0
                 try:
                     turn.release()
                 except RuntimeError:  # interrupted before it was known whose it is: somebody else's

@@ -49,7 +49,7 @@ from interlock.backends.sqlite.locking import QueueLock
 from interlock.backends.sqlite.log import Log
 from interlock.backends.sqlite.newest import Newest
 from interlock.backends.sqlite.schema import Opened, prepare
-from interlock.backends.sqlite.straight import REFUSALS, Straight
+from interlock.backends.sqlite.straight import REFUSALS, WRITER, Straight
 from interlock.backends.sqlite.turns import Turns
 from interlock.backends.sqlite.validation import Known
 from interlock.backends.sqlite.watching import Watchdog
@@ -99,7 +99,7 @@ class Writer:
         self.straight = Straight(self)
         self._in_hand = False
         """Whether the thread has a job that it has not answered yet."""
-        threading.Thread(target=self._run, name="interlock-sqlite-writer", daemon=True).start()
+        threading.Thread(target=self._run, name=WRITER, daemon=True).start()
 
     def put(self, job: Job) -> bool:
         """Ask for something; False if the writer has stopped and will not answer."""
