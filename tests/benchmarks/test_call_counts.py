@@ -229,16 +229,16 @@ def test_python_calls_of_a_session() -> None:
         async with stock.session() as session:
             await increase(session, "apples")
 
-    assert python_calls(work) <= 17
+    assert python_calls(work) <= 18
 
 
 def test_python_calls_of_run() -> None:
-    assert python_calls(lambda stock: stock.run(increase, "apples")) <= 16
+    assert python_calls(lambda stock: stock.run(increase, "apples")) <= 17
 
 
 def test_python_calls_of_run_with_an_idempotency_key() -> None:
     keys = iter(range(10))
-    assert python_calls(lambda stock: stock.run(increase, "apples", idempotency_key=f"order-{next(keys)}")) <= 23
+    assert python_calls(lambda stock: stock.run(increase, "apples", idempotency_key=f"order-{next(keys)}")) <= 25
 
 
 def test_python_calls_of_a_synchronous_session() -> None:
@@ -246,16 +246,16 @@ def test_python_calls_of_a_synchronous_session() -> None:
         with stock.session() as session:
             increase_now(session, "apples")
 
-    assert stepped_calls(work) <= 17
+    assert stepped_calls(work) <= 18
 
 
 def test_python_calls_of_synchronous_run() -> None:
-    assert stepped_calls(lambda stock: stock.run(increase_now, "apples")) <= 16
+    assert stepped_calls(lambda stock: stock.run(increase_now, "apples")) <= 17
 
 
 def test_python_calls_of_synchronous_run_with_an_idempotency_key() -> None:
     keys = iter(range(10))
-    assert stepped_calls(lambda stock: stock.run(increase_now, "apples", idempotency_key=f"order-{next(keys)}")) <= 23
+    assert stepped_calls(lambda stock: stock.run(increase_now, "apples", idempotency_key=f"order-{next(keys)}")) <= 25
 
 
 # --- statements -------------------------------------------------------------------------------------------------------

@@ -164,12 +164,9 @@ def call_fingerprint(agent: str, fn: Callable[..., Any], arguments: tuple[Any, .
     over variables (they would not be bound), and for arguments that have no stored form: pass
     ``idempotency_fingerprint=`` then."""
     if type(fn) is FunctionType and not named:
-        names, places, count = (binding := _bindable(fn)).names, binding.places, len(arguments)
-        if names is not None and count == len(names):
-            in_order = arguments if count < 2 else tuple([arguments[place] for place in places])
-            plain = _of_plain_call(agent, names, in_order)
-            if plain is not None:
-                return plain
+        plain = _of_whole_call(agent, _bindable(fn), arguments)
+        if plain is not None:
+            return plain
     inner, arguments, named = _look_through(fn, arguments, named)
     if type(inner) is not FunctionType and (owner := _owner(inner)) is not None:
         named = {**named, "": owner}
@@ -196,12 +193,9 @@ def identify(
     resource_name = "" if home is None else home.space.name
     if type(fn) is FunctionType and key.isascii():
         operation, scope, binding = _calling(fn, resource_name)
-        names, places, count = binding.names, binding.places, len(arguments)
-        if names is not None and count == len(names):
-            in_order = arguments if count < 2 else tuple([arguments[place] for place in places])
-            plain = _of_plain_call(agent or "", names, in_order)
-            if plain is not None:
-                return operation, scope + key.encode(), plain
+        plain = _of_whole_call(agent or "", binding, arguments)
+        if plain is not None:
+            return operation, scope + key.encode(), plain
     operation = operation_name(fn)
     return operation, record_key(resource_name, operation, key), call_fingerprint(agent or "", fn, arguments, {})
 
@@ -229,6 +223,15 @@ def _bind(
     bound = signature.bind(*[None] * leading, *arguments, **{name: named[name] for name in named if name})
     bound.apply_defaults()
     return dict(list(bound.arguments.items())[leading:]) | owner
+
+
+def _of_whole_call(agent: str, binding: _Binding, arguments: tuple[Any, ...]) -> bytes | None:
+    """The fingerprint of a call that gives every argument by position, if they are plain; else None."""
+    names, count = binding.names, len(arguments)
+    if names is None or count != len(names):
+        return None
+    in_order = arguments if count < 2 else tuple([arguments[place] for place in binding.places])
+    return _of_plain_call(agent, names, in_order)
 
 
 def _of_plain_call(agent: str, names: tuple[str, ...], values: tuple[Any, ...]) -> bytes | None:

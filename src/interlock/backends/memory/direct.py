@@ -2,8 +2,7 @@
 
 See `interlock.ports.Direct`. They do a subset of what `engine` does, by the same steps, and say None to everything
 else, with nothing done. So this is a shorter way to the same end, never another rule; the conformance suite takes both
-ways. How `Direct.put` puts a commit in place is written out here once more (`plain.put_in_place`): a call costs as much
-as a part of it.
+ways.
 
 `Direct.look` takes no lock. Why what it says is right all the same. A commit notes itself in ``pending``, then changes
 ``current``, then replaces ``token``, then clears ``pending`` (`state.State.apply`), and commits follow each other
@@ -20,8 +19,8 @@ under the lock. Compaction besides removes tombstones from ``current``, which me
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from heapq import heappush
 
+from interlock.backends.memory.plain import put_in_place
 from interlock.backends.memory.state import INCARNATION, PlainRecord, State
 from interlock.errors import UsageError
 from interlock.model import NONCE_MASK, CommitRequest, Entry, Key, Put, Reply, Token, TransactionId, Write
@@ -99,20 +98,7 @@ class Direct:
             record = PlainRecord(
                 version, after, now, None, (), transaction, agent, isolation, reads, writes, operation, run_id, attempt
             )
-            state.pending = (record, new)  # from here on as in `plain.put_in_place`
-            for key, entry in new.items():
-                old = get(key)
-                if old is not None:
-                    chain = state.chains.get(key)
-                    if chain is None:
-                        state.chains[key] = [old]
-                    else:
-                        chain.append(old)
-                if entry.expires_at is not None:
-                    heappush(state.expiring, (entry.expires_at, key))
-                current[key] = entry
-            state.records[transaction] = state.log[position] = record
-            state.version, state.token, state.pending = version, after, None  # in this order
+            put_in_place(state, record, new)
             return record
 
     def send(self, request: CommitRequest) -> Reply | None:

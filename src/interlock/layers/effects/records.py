@@ -105,8 +105,6 @@ class Stored(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 _Form = tuple[str, int, Stored]
 _encode: Final = msgspec.msgpack.Encoder().encode
-_THREE: Final = b"\x93"
-"""Before the three parts of a record, in msgpack."""
 _decode: Final = msgspec.msgpack.Decoder(_Form).decode
 
 
@@ -117,7 +115,7 @@ class EffectKind(Kind):
 
     def put(self, value: Any, *, ttl_seconds: float | None = None, listed: bool = True) -> Put:
         """The write of a record."""
-        return Put(_HEAD + _encode(value), ttl_seconds, listed)
+        return Put(b"m" + _encode((self.name, self.schema, value)), ttl_seconds, listed)
 
     def load(self, entry: Entry | None) -> Any:
         """The `Stored` of an entry; None where there is none."""
@@ -145,8 +143,6 @@ class EffectKind(Kind):
 
 EFFECT: Final = EffectKind("effect", count=2)
 """Parts: the effect's key, the name that it was staged under ("" for an executor's)."""
-_HEAD: Final = b"m" + _THREE + _encode(EFFECT.name) + _encode(EFFECT.schema)
-_BEFORE, _, _BEHIND = EFFECT.key("?", "").partition(b"?")
 OUTBOX: Final = Kind("outbox", count=2)
 """The same parts, while an effect that was staged is open."""
 OPEN: Final = OUTBOX.put(None)
@@ -154,9 +150,7 @@ OPEN: Final = OUTBOX.put(None)
 
 def effect_key(key: str, effect: str = "") -> Key:
     """Where the record of an effect lies."""
-    if effect or "\0" in key or "\1" in key or not key.isascii():
-        return EFFECT.key(key, effect)
-    return _BEFORE + key.encode() + _BEHIND
+    return EFFECT.key(key, effect)
 
 
 def check_key(key: object) -> str:
