@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import tally
+from interlock.core.transaction import current as transaction
+from interlock.saga.frames import current as saga
 from interlock.testing.conformance.world import EXAMPLES
 from redis_servers import REDIS, redis_server
 from schemas import Schemas
@@ -80,6 +82,16 @@ def pytest_collection_finish() -> None:
     every test that collects everything would look through again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """A transaction or saga that a test leaves open in this thread would be the next test's."""
+    left = [variable.get() for variable in (transaction, saga)]
+    if left != [None, None]:
+        transaction.set(None)
+        saga.set(None)
+        pytest.fail(f"{item.nodeid} has left something open behind it: {left}", pytrace=False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

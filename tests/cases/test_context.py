@@ -77,8 +77,8 @@ async def test_R083_a_plain_generator_that_is_closed_elsewhere_too(world: World)
     contextvars.copy_context().run(next, generator)
     generator.close()  # in another context
     generator = generate()
-    next(generator)
-    Thread(generator.close).result()  # in another thread
+    contextvars.copy_context().run(next, generator)  # a token of one context is of no use in another thread
+    Thread(generator.close).result()
     stock.run(lambda session: session.write("here", 1))
     assert list(stock.scan()) == [("here", 1)]
 

@@ -20,7 +20,7 @@ import pytest
 import interlock.sync
 from cases.faults import is_commit
 from interlock import BackendUnavailableError, SagaError
-from saga.test_saga_kills import LEASE_SECONDS, Killing, Later, begin_child, in_child, recover_until_quiet
+from saga.test_saga_kills import LEASE_SECONDS, Killing, Later, begin_child, in_child, recover_until_quiet, when_free
 from soak import moments, usual
 
 PLACES = ("here", "there", "both")
@@ -186,7 +186,7 @@ def test_recovery_is_killed_at_every_write_too(url: str, places: Any, where: str
         assert not report.dead_letters
         with Two(*paths) as two:
             assert two.state() == before, at
-        if not killed and at > 3:  # the first may be refused, while the dead coordinator's lease stands
+        if not killed:
             break
 
 
@@ -230,18 +230,8 @@ def test_resumed_where_it_stopped(url: str, places: Any, where: str) -> None:
         paths, _ = prepared(places)
         killed = in_child(lambda: coordinate(paths, at, True, where, fails=False, on_crash="resume"))  # noqa: B023
         with Two(*paths) as two:
-            until_free(lambda: run(two, where, False, on_crash="resume"))
+            when_free(two.runtime, lambda: run(two, where, False, on_crash="resume"))
             counts = [dict(rows)["count"] for rows in two.state()]
             assert counts == {"here": [9, 10], "there": [10, 9], "both": [10 - 2, 10 - 1 - 3]}[where], at
         if not killed:
             break
-
-
-def until_free(act: Callable[[], None]) -> None:
-    """Again until the dead coordinator's lease has ended."""
-    for _ in range(10_000):
-        try:
-            return act()
-        except interlock.LeaseUnavailableError:
-            os.sched_yield()
-    raise AssertionError("a dead coordinator's lease does not end")
