@@ -170,7 +170,7 @@ def _cells(part: What, with_peers: bool, place: Any) -> list[Cell]:
     if part is What.sqlite:
         return sqlite.cells() + (peers.sqlite_cells(sqlite.TASKS, sqlite.THREADS) if with_peers else [])
     if part is What.effects:
-        return effects.cells()
+        return effects.all_cells()
     if part is What.sagas:
         return sagas.cells()
     if part is What.locks:

@@ -6,12 +6,16 @@ same, `exactly-once` and `agent-once`, each used as its documentation shows and 
 is synced to the disk (`PRAGMA synchronous=FULL`). They stand in the place of floors, beside a real one: the least
 journal that a program could write by hand (`benchmarks.floors.journal`), with one sync for each effect.
 
+Where it can be done, all of it is measured again as on a slower disk (`benchmarks.slow_syncs`), where it shows how many
+syncs an effect takes and how many callers share one.
+
 Callers are threads for the peers, which have no other way to be concurrent on SQLite, and threads or tasks for us.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib.util
 from pathlib import Path
 from typing import Any, Final
@@ -20,11 +24,14 @@ import interlock
 import interlock.sync
 from benchmarks.floors.journal import Inline, Writer
 from benchmarks.measure import Cell, Measure, Sample, Target
+from benchmarks.slow_syncs import apart, possible
 from benchmarks.sqlite import drive, drive_threads, url_of
 
 PACKAGES: Final = {"exactly_once": "exactly-once", "once": "agent-once"}
 """Module -> what to install."""
 CALLERS: Final = (1, 16)
+DELAYS_MS: Final = (2,)
+"""How much longer syncs take in the cells that are measured again."""
 AT_LEAST: Final = {1: 2.0, 16: 5.0}
 """How many times the effects per second of either peer, by the number of callers."""
 FLOOR: Final = "floor: bare journal"
@@ -38,8 +45,23 @@ def missing() -> list[str]:
     return [package for module, package in PACKAGES.items() if importlib.util.find_spec(module) is None]
 
 
+def all_cells() -> list[Cell]:
+    """All of them, on this disk and on slower ones."""
+    found = cells()
+    slower = [
+        dataclasses.replace(
+            cell,
+            group=f"{cell.group}, a sync takes {delay} ms more",
+            measure=apart(__name__, cell.group, cell.name, delay),
+        )
+        for delay in (DELAYS_MS if possible() else ())
+        for cell in found
+    ]
+    return found + slower
+
+
 def cells(callers: tuple[int, ...] = CALLERS) -> list[Cell]:
-    """All of them; the peers first, if they are installed."""
+    """Those on this disk; the peers first, if they are installed."""
     found: list[Cell] = []
     absent = missing()
     peers = {"exactly-once": _exactly_once, "agent-once": _agent_once}

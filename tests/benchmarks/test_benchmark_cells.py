@@ -19,7 +19,20 @@ import redis
 from rich.console import Console
 from typer.testing import CliRunner
 
-from benchmarks import command, effects, locks, memory, peers, plots, postgresql, report, sagas, scale, sqlite
+from benchmarks import (
+    command,
+    effects,
+    locks,
+    memory,
+    peers,
+    plots,
+    postgresql,
+    report,
+    sagas,
+    scale,
+    slow_syncs,
+    sqlite,
+)  # fmt: skip
 from benchmarks import redis as redis_cells
 from benchmarks.floors import postgresql as postgresql_floors
 from benchmarks.floors import redis as redis_floors
@@ -134,6 +147,19 @@ def test_a_slow_sync_takes_as_long_as_is_said(tmp_path: Path) -> None:
         with syncs.longer(300):
             assert sync() >= 0.3
         assert min(sync() for _ in range(20)) < 0.3
+
+
+def test_effects_on_a_slower_disk(tmp_path: Path) -> None:
+    if not slow_syncs.possible():
+        missing("a compiler of C", "no cc on this system, or it is not Linux")
+    here = effects.cells()
+    slower = effects.all_cells()[len(here) :]
+    assert [cell.name for cell in slower] == [cell.name for cell in here]
+    assert [cell.targets for cell in slower] == [cell.targets for cell in here]
+    (alone,) = [cell for cell in slower if cell.name == "sync execute" and ", 1 at once" in cell.group]
+    sample = alone.measure(0.05, tmp_path)
+    assert sample.commits > 0
+    assert sample.latencies_seconds[0] >= 1e-3 * effects.DELAYS_MS[0]  # at least one sync before the act
 
 
 def test_redis_cells(tmp_path: Path, redis_url: str) -> None:
