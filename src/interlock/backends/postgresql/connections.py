@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import asyncpg
 
-from interlock.backends.postgresql import failures
+from interlock.backends.postgresql import failures, types
 from interlock.backends.postgresql.home import ISOLATE, Home, Options, Row, check_server, welcome
 from interlock.backends.postgresql.schema import ensure
 from interlock.backends.postgresql.statements import array_text, as_texts
@@ -194,7 +194,10 @@ class LoopPool:
 async def _connected(options: Options) -> Any:
     """A new connection of the driver. If the caller is cancelled meanwhile the driver goes on to its end by itself:
     interrupted there, it would leave an error behind that nobody retrieves, which asyncio reports as a fault."""
-    task = asyncio.ensure_future(asyncpg.connect(options.dsn, timeout=options.connect_seconds, statement_cache_size=0))
+    made = asyncpg.connect(
+        options.dsn, timeout=options.connect_seconds, statement_cache_size=0, connection_class=types.Connection
+    )
+    task = asyncio.ensure_future(made)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
