@@ -67,7 +67,7 @@ DRIVERS: dict[str, set[str]] = {
     "asyncio": {"runtime", "background", "saga.worlds", "backends", "demo", "cli", "testing"},
     "trio": {"runtime", "testing"},
     "sqlite3": {"backends.sqlite", "demo", "testing"},
-    "asyncpg": {"backends.postgresql.asynchronous", "backends.postgresql.connections"},
+    "asyncpg": {f"backends.postgresql.{name}" for name in ("asynchronous", "connections", "types")},
     "psycopg": {"backends.postgresql.blocking", "backends.postgresql.heralds"},
     "redis": {"backends.redis.address"},
     "hiredis": {"backends.redis.blocking", "backends.redis.multiplexer"},
