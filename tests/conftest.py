@@ -31,7 +31,7 @@ if threading.current_thread() is threading.main_thread() and signal.getsignal(si
 def pytest_configure(config: pytest.Config) -> None:
     """Where Python is told to write no bytecode, let the processes that tests start have it in a directory of the run:
     there are hundreds of them, and compiling the library takes each as long as all the rest of its start."""
-    gc.disable()  # until everything is collected: nothing of what that makes is garbage, and a quarter of it was looking
+    gc.disable()  # until everything is collected: looking for garbage was a quarter of that, and there is none
     tally.begin(config)
     os.environ.setdefault(EXAMPLES, usual("1", "0.4"))
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
