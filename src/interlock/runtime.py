@@ -271,10 +271,7 @@ class AsyncRuntime:
 
 
 def _asyncio_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+    return asyncio._get_running_loop()
 
 
 def _running_trio() -> Any:
@@ -288,14 +285,18 @@ def _running_trio() -> Any:
 
 
 def wake_all(waiters: Iterable[Waiter]) -> None:
-    """Wake many waiters, entering each asyncio loop once."""
+    """Wake many waiters, entering each asyncio loop once; the one that runs in this thread needs no entering."""
     loops: dict[asyncio.AbstractEventLoop, list[AsyncioWaiter]] = {}
     for waiter in waiters:
         if type(waiter) is AsyncioWaiter:
             loops.setdefault(waiter.loop, []).append(waiter)
         else:
             waiter.wake()
+    running = _asyncio_loop() if loops else None
     for loop, group in loops.items():
+        if loop is running:
+            _resolve_all(group)
+            continue
         try:
             loop.call_soon_threadsafe(_resolve_all, group)
         except RuntimeError:  # closed meanwhile

@@ -40,6 +40,8 @@ class Gated(Counted):
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
         self.open = asyncio.Event()
+        self.one_by_one = False
+        """Whether whoever is let through closes behind itself."""
         self.arrived = asyncio.Semaphore(0)
         self.faults: dict[int, Any] = {}
 
@@ -52,6 +54,8 @@ class Gated(Counted):
         fault = self.faults.get(len(self.commits))
         self.arrived.release()
         await self.open.wait()
+        if self.one_by_one:
+            self.open.clear()
         if isinstance(fault, Exception):
             raise fault
         if fault == "before":
@@ -384,13 +388,14 @@ async def test_the_sender_is_interrupted(behind: bool) -> None:
     if behind:
         callers.backend.faults = {2: "interrupted"}
     await callers.begin(("a", 1), ("b", 2), ("c", 3), ("d", 4))
+    callers.backend.one_by_one = not behind
     callers.backend.open.set()
     await callers.tasks[0]
     if not behind:
-        callers.backend.open.clear()
         await callers.backend.arrived.acquire()
         callers.tasks[1].cancel()
         await asyncio.wait([callers.tasks[1]])
+        callers.backend.one_by_one = False
     done = await callers.end()
     assert isinstance(done[1], asyncio.CancelledError)
     assert await callers.values(*"abcd") == [1, 2 if behind else None, 3, 4]

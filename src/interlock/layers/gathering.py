@@ -72,7 +72,7 @@ class Portion:
     and of which nobody knows)."""
 
     __slots__ = (
-        "agent", "durable", "error", "expectations", "leads", "lost", "reply", "size", "taken", "token", "transaction",
+        "agent", "durable", "error", "expectations", "leads", "lost", "reply", "taken", "token", "transaction",
         "waiter", "writes",
     )  # fmt: skip
 
@@ -89,16 +89,21 @@ class Portion:
         self.agent = agent
         self.durable = durable
         self.token = token
-        self.size = 0
-        for write in writes.values():
-            if type(write) is Put:
-                self.size += len(write.value)
         self.waiter: Waiter | None = None
         self.leads = self.taken = False
         self.reply: Reply | None = None
         self.transaction: TransactionId = 0
         self.error: Exception | None = None
         self.lost: CommitRequest | None = None
+
+    @property
+    def size(self) -> int:
+        """The bytes of its values."""
+        size = 0
+        for write in self.writes.values():
+            if type(write) is Put:
+                size += len(write.value)
+        return size
 
     @property
     def outcome(self) -> str:
@@ -113,10 +118,10 @@ class Portion:
 
     def fits(self, writes: Mapping[Key, Write], expectations: Mapping[Key, Expectation]) -> bool:
         """Whether it may go with parts that write and expect this: nobody writes what another one looks at."""
-        own = self.writes.keys()
+        own, looked_at = self.writes.keys(), self.expectations.keys()
         if not own.isdisjoint(expectations) or not own.isdisjoint(writes):
             return False
-        if own == self.expectations.keys():
+        if looked_at.isdisjoint(expectations) and looked_at.isdisjoint(writes):
             return True
         for key, expected in self.expectations.items():
             if key in writes or (key in expectations and expectations[key] != expected):
@@ -148,6 +153,16 @@ class Gathering:
         """How many parts the last commits carried."""
         self._token: Token | None = None
 
+    def may_go_alone(self, durable: bool) -> bool:
+        """Whether `send_alone` may be tried: commits have gone alone lately, and the backend can make this one without
+        waiting."""
+        return (
+            self._expected <= 1.0
+            and self._send is not None
+            and not self._busy
+            and not (durable and self._engine.runtime.suspends)
+        )
+
     def send_alone(
         self,
         writes: dict[Key, Write],
@@ -160,11 +175,9 @@ class Gathering:
         done. A request without a reply is one of which nobody knows what became. Raises what `Backend.commit` raises,
         but for that."""
         engine = self._engine
-        if self._send is None or self._busy or self._expected > 1.0 or (durable and engine.runtime.suspends):
+        if self._send is None or not self.may_go_alone(durable) or self._process != os.getpid():
             return None
         token = self._token or token
-        if self._process != os.getpid():
-            return None
         request = CommitRequest(
             engine.new_id(), agent, "serializable", token, {}, writes, expectations, durable=durable, quiet=True
         )
@@ -186,39 +199,40 @@ class Gathering:
         Raises only what interrupts the caller, with a note where nothing was written."""
         if self._process != os.getpid():
             self._begin_anew()
+        waiter: Waiter | None = None
         with self._mutex:
             leads = not self._busy
             if leads:
                 self._busy = True
             else:
-                part.waiter = self._engine.runtime.waiter()
+                part.waiter = waiter = self._engine.runtime.waiter()
             self._queue.append(part)
-        if leads or await self._is_told_to_lead(part):
+        if waiter is not None:  # to be told what became of it, or that it is one's turn to send
+            try:
+                await waiter.wait()
+            except BaseException as interrupt:
+                await self._interrupted(part, waiter, interrupt)
+                raise
+            leads = part.leads and not part.taken
+        if leads:
             await self._lead(part)
 
-    async def _is_told_to_lead(self, part: Portion) -> bool:
-        """Wait for the part to be dealt with (False), or for one's turn to send (True)."""
-        waiter = part.waiter
-        assert waiter is not None
-        try:
-            await waiter.wait()
-        except BaseException as interrupt:
-            following = None
-            with self._mutex:
-                taken = part.taken
-                if not taken:
-                    self._queue.remove(part)
-                    if part.leads:
-                        following = self._pass_on()
+    async def _interrupted(self, part: Portion, waiter: Waiter, interrupt: BaseException) -> None:
+        """Take the part back, or wait for its answer a little longer; the interrupt says which."""
+        following = None
+        with self._mutex:
+            taken = part.taken
             if not taken:
-                interrupt.add_note("interlock: the commit was taken back before it began; nothing was written")
-                if following is not None:
-                    following.wake()
-            elif not isinstance(interrupt, GeneratorExit):  # nothing may be awaited there
-                await waiter.wait(GRACE_SECONDS, shielded=True)
-                interrupt.add_note(f"interlock: the commit had begun and was not abandoned: {part.outcome}")
-            raise
-        return part.leads and not part.taken
+                self._queue.remove(part)
+                if part.leads:
+                    following = self._pass_on()
+        if not taken:
+            interrupt.add_note("interlock: the commit was taken back before it began; nothing was written")
+            if following is not None:
+                following.wake()
+        elif not isinstance(interrupt, GeneratorExit):  # nothing may be awaited there
+            await waiter.wait(GRACE_SECONDS, shielded=True)
+            interrupt.add_note(f"interlock: the commit had begun and was not abandoned: {part.outcome}")
 
     def _pass_on(self) -> Waiter | None:
         """Under the mutex: make the first who waits the next to send; whom to wake for that."""
@@ -235,8 +249,8 @@ class Gathering:
             if self._expected > 1.0:
                 await self._gather()
             with self._mutex:
-                group = self._take(part)
-            await self._commit(group)
+                group, whole = self._take(part)
+            await self._commit(group, whole)
         except BaseException as interrupt:
             if not group:
                 interrupt.add_note("interlock: the commit was taken back before it began; nothing was written")
@@ -265,43 +279,57 @@ class Gathering:
             if seconds and len(self._queue) == count:  # in a loop the second pass is the first that shows anything
                 return
 
-    def _take(self, first: Portion) -> list[Portion]:
-        """Under the mutex: the parts of the next commit, ``first`` among them. Those left keep their order."""
+    def _take(self, first: Portion) -> tuple[list[Portion], Portion]:
+        """Under the mutex: the parts of the next commit, ``first`` in front, and all of them in one. Those left keep
+        their order."""
+        if len(self._queue) == 1:
+            first.taken = True
+            self._queue = []
+            self._expected = max(1.0, self._expected * _DECAY)
+            return [first], first
         group = [first]
         left: list[Portion] = []
         writes, expectations = dict(first.writes), dict(first.expectations)
-        size = first.size
+        size, durable, agent = first.size, first.durable, first.agent
         for part in self._queue:
             if part is first:
                 continue
-            if len(group) >= PARTS or size + part.size > PART_BYTES or not part.fits(writes, expectations):
+            added = part.size
+            if len(group) >= PARTS or size + added > PART_BYTES or not part.fits(writes, expectations):
                 left.append(part)
                 continue
             group.append(part)
             writes.update(part.writes)
             expectations.update(part.expectations)
-            size += part.size
+            size += added
+            durable = durable or part.durable
+            if part.agent != agent:
+                agent = MIXED
         for part in group:
             part.taken = True
         self._queue = left
         self._expected = max(float(len(group)), self._expected * _DECAY)
-        return group
+        return group, Portion(writes, expectations, agent, durable, first.token)
 
     # -- sending -------------------------------------------------------------------------------------------------------
-    async def _commit(self, group: list[Portion]) -> None:
-        """Send parts as one commit until each has its answer."""
+    async def _commit(self, group: list[Portion], whole: Portion) -> None:
+        """Send parts as one commit, which is ``whole``, until each has its answer."""
         engine = self._engine
         waiting = group
         too_old = 0
         request: CommitRequest | None = None
         try:
             while waiting:
-                token = self._token or waiting[0].token or await engine.backend.snapshot()
-                request = _request(engine.new_id(), waiting, token)
+                token = self._token or whole.token or await engine.backend.snapshot()
+                request = CommitRequest(
+                    engine.new_id(), whole.agent, "serializable", token, {}, dict(whole.writes),
+                    dict(whole.expectations), durable=whole.durable, quiet=True,
+                )  # fmt: skip
                 try:
                     reply = await engine.backend.commit(request)
                 except CommitRefused as refused:
                     waiting = _refuse(waiting, refused)
+                    whole = _whole(waiting) if waiting else whole
                 except SnapshotTooOldError as error:
                     too_old += 1
                     if too_old > _SNAPSHOTS:
@@ -325,16 +353,17 @@ class Gathering:
             raise
 
 
-def _request(transaction: TransactionId, parts: list[Portion], token: Token) -> CommitRequest:
+def _whole(parts: list[Portion]) -> Portion:
+    """Parts that fit together, as one."""
     first = parts[0]
-    writes, guards, durable, agent = dict(first.writes), dict(first.expectations), first.durable, first.agent
+    writes, expectations, durable, agent = dict(first.writes), dict(first.expectations), first.durable, first.agent
     for part in parts[1:]:
         writes.update(part.writes)
-        guards.update(part.expectations)
+        expectations.update(part.expectations)
         durable = durable or part.durable
         if part.agent != agent:
             agent = MIXED
-    return CommitRequest(transaction, agent, "serializable", token, {}, writes, guards, durable=durable, quiet=True)
+    return Portion(writes, expectations, agent, durable, first.token)
 
 
 def _refuse(parts: list[Portion], refused: CommitRefused) -> list[Portion]:

@@ -307,7 +307,7 @@ class Ledger:
             except SnapshotTooOldError:
                 return await self.commit(writes, expectations, agent=agent, durable=durable, quiet=True)
         gathering = self.gathering
-        if snapshot is not None:
+        if snapshot is not None and gathering.may_go_alone(durable):
             sent = gathering.send_alone(dict(writes), dict(expectations), agent, durable, snapshot)
             if sent is not None:
                 request, reply = sent
