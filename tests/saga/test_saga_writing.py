@@ -114,14 +114,14 @@ def test_pages_that_come_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_commit_that_does_not_know_its_version_is_looked_at_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a reply that was lost, when somebody has written the record since."""
-    gathered, unknown = Ledger.gathered, [True, True]
+    gather, unknown = Ledger.gather, [True, True]
 
     async def forgetful(self: Ledger, *args: Any, **named: Any) -> Any:
-        done = await gathered(self, *args, **named)
+        done = await gather(self, *args, **named)
         return done if not unknown or not unknown.pop() else type(done)(done.transaction, None, done.token)
 
     _, store = opened(lambda inner: inner)
-    monkeypatch.setattr(Ledger, "gathered", forgetful)
+    monkeypatch.setattr(Ledger, "gather", forgetful)
     with store.saga("s", id="1") as saga:
         for name in "abc":
             saga.step(act, name, undo=undo, step_id=name)

@@ -165,8 +165,8 @@ class Gathering:
 
     def send_alone(
         self,
-        writes: dict[Key, Write],
-        expectations: dict[Key, Expectation],
+        writes: Mapping[Key, Write],
+        expectations: Mapping[Key, Expectation],
         agent: str,
         durable: bool,
         token: Token,
@@ -179,8 +179,9 @@ class Gathering:
             return None
         token = self._token or token
         request = CommitRequest(
-            engine.new_id(), agent, "serializable", token, {}, writes, expectations, durable=durable, quiet=True
-        )
+            engine.new_id(), agent, "serializable", token, {}, dict(writes), dict(expectations), durable=durable,
+            quiet=True,
+        )  # fmt: skip
         try:
             reply = self._send(request)
         except SnapshotTooOldError:

@@ -299,24 +299,24 @@ class Ledger:
         """A quiet `commit`, made together with those that are wanted meanwhile (`interlock.layers.gathering`).
 
         Raises as `commit` does, but for `SnapshotTooOldError`: what is expected is exact, so any snapshot does."""
+        return await self.gather(Portion(writes, expectations, agent, durable, snapshot))
+
+    async def gather(self, part: Portion) -> Done:
+        """As `gathered`, for a caller who has put the parts together, and who uses them for nothing else from here
+        on."""
         if self.backend is not self.engine.backend:
             try:
-                return await self.commit(
-                    writes, expectations, agent=agent, durable=durable, quiet=True, snapshot=snapshot
-                )
+                return await self._alone(part, snapshot=part.token)
             except SnapshotTooOldError:
-                return await self.commit(writes, expectations, agent=agent, durable=durable, quiet=True)
+                return await self._alone(part)
         gathering = self.gathering
-        if snapshot is not None and gathering.may_go_alone(durable):
-            sent = gathering.send_alone(dict(writes), dict(expectations), agent, durable, snapshot)
+        if part.token is not None and gathering.may_go_alone(part.durable):
+            sent = gathering.send_alone(part.writes, part.expectations, part.agent, part.durable, part.token)
             if sent is not None:
                 request, reply = sent
                 if reply is None:
-                    return await self.commit(
-                        writes, expectations, agent=agent, durable=durable, quiet=True, earlier=(request,)
-                    )
+                    return await self._alone(part, earlier=(request,))
                 return Done(request.transaction, reply.version, reply.token, at=reply.at)
-        part = Portion(writes, expectations, agent, durable, snapshot)
         await gathering.send(part)
         reply = part.reply
         if reply is not None:
@@ -324,7 +324,16 @@ class Ledger:
         if part.error is not None:
             raise part.error
         assert part.lost is not None
-        return await self.commit(writes, expectations, agent=agent, durable=durable, quiet=True, earlier=(part.lost,))
+        return await self._alone(part, earlier=(part.lost,))
+
+    async def _alone(
+        self, part: Portion, *, snapshot: Token | None = None, earlier: Sequence[CommitRequest] = ()
+    ) -> Done:
+        """A part as a commit of its own."""
+        return await self.commit(
+            part.writes, part.expectations, agent=part.agent, durable=part.durable, quiet=True, snapshot=snapshot,
+            earlier=earlier,
+        )  # fmt: skip
 
     async def _happened(self, transaction: TransactionId, until: float, unknown: CommitUnknownError) -> bool:
         """Whether a commit has happened; if not, it cannot any more."""

@@ -232,11 +232,13 @@ class Journal(Records):
 
     def note(self, place: Place, changes: Mapping[str, Any]) -> None:
         """Keep something about a step for the next commit. Raises `ValueRefusedError`, `LimitExceededError`."""
-        step = {**self.steps.get(place, {}), **changes}
+        before = self.steps.get(place)
+        step = {**before, **changes} if before is not None else dict(changes)
         raw = encoded(place, step)
         with self._mutex:
             self._put(place, step, raw)
-            self._note_lag()
+            if not self._lag:
+                self._note_lag()
         if not self.watched:
             lags_of(self.engine).watch(self)
 

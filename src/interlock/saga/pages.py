@@ -54,7 +54,8 @@ class Page:
 
     def set(self, place: Place, raw: bytes) -> None:
         """Put a step's form in."""
-        self.size += len(raw) - len(self.steps.get(place, b""))
+        before = self.steps.get(place)
+        self.size += len(raw) if before is None else len(raw) - len(before)
         self.steps[place] = raw
         self.dirty = True
 
@@ -65,13 +66,12 @@ class Page:
 
     def put(self, ttl_seconds: float | None = None) -> Put:
         """The write of the record."""
-        put = PAGES.put_plain(list(self.steps.values()))
-        return put if ttl_seconds is None else Put(put.value, ttl_seconds)
+        return Put(codec.freeze_plain((PAGES.name, PAGES.schema, list(self.steps.values()))), ttl_seconds)
 
 
 def with_room(pages: list[Page]) -> Page | None:
     """A page that the next step may go to."""
-    for page in pages[: -_LOOKED_AT - 1 : -1]:
+    for page in pages[: -_LOOKED_AT - 1 : -1] if len(pages) > 1 else pages:
         if not page.writing and not page.own and page.size < PAGE_BYTES:
             return page
     return None

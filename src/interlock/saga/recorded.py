@@ -5,9 +5,9 @@ step of it that has no functions yet; `interlock.saga.recording` finds them when
 
 from __future__ import annotations
 
-import hashlib
 import weakref
 from collections.abc import Callable
+from hashlib import blake2b
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -136,24 +136,23 @@ def facts_of(frame: Frame, record: StepRecord) -> dict[str, Any]:
     """What a step's record says before it is called: all that its undo needs. Raises `UsageError` for functions that no
     other process could find again, `ValueRefusedError` for arguments that cannot be kept."""
     template = _template(record)
-    given = {name: value for name, value in record.named.items() if name != "idempotency_key"} if record.named else {}
-    if not given and _PLAIN.issuperset(map(type, record.arguments)):  # there is nothing to be put in order
-        raw = pack(record.arguments)
+    arguments = record.arguments
+    given = {name: value for name, value in record.named.items() if name != "idempotency_key"} if record.named else None
+    if not given and _PLAIN.issuperset(map(type, arguments)):  # there is nothing to be put in order
+        raw = pack(arguments)
     else:
-        raw = codec.canonical([list(record.arguments), given])
-    record.key = frame.step_key(record)
+        raw = codec.canonical([list(arguments), given or {}])
     facts = template.facts.copy()
-    facts["print"], facts["key"] = hashlib.blake2b(raw, digest_size=16).digest(), record.key
+    facts["print"], facts["key"] = blake2b(raw, digest_size=16).digest(), frame.step_key(record)
     if record.step_id is not None:
         facts["label"] = record.step_id
-    if record.plan is None or record.undo is None:
+    if record.undo is None:
         return facts
-    kept: dict[str, Any] = {}
     if template.kept:
+        facts["kept"] = kept = {}
         bound = record.bound
         for name in template.kept:
             kept[name] = store_value(bound[name], _hint(record, name), what_of(record.undo, name))
-    facts["kept"] = kept
     if template.positional:
         facts["positional"] = [
             store_value(each, no_hint, "an argument") for each in record.arguments[: template.positional]
@@ -186,6 +185,7 @@ def _template(record: StepRecord) -> _Template:
         facts["undo"] = undo
         facts["plan"] = [plan.count, list(plan.positional), list(plan.keywords)]
         facts["positional"] = []
+        facts["kept"] = {}
     template = _Template(facts, record.plan)
     try:
         template.functions = [_nothing if fn is None else weakref.ref(fn) for fn in functions]

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from interlock import codec
 from interlock.core.engine import Engine
-from interlock.errors import InterlockError, UsageError
+from interlock.errors import InterlockError, UsageError, ValueRefusedError
 from interlock.layers.effects.answers import NOT_HAPPENED, Happened
 from interlock.saga import journal as records
 from interlock.saga.errors import JournalMismatchError, StepUnknownError
@@ -143,9 +144,12 @@ class Recorder:
             if unsaid is not None:
                 self.journal.note(place_of(record), unsaid)
             return
-        stored = store_value(
-            record.result, lambda: result_hint(record.fn, record.undo), f"the result of {name_of(record.fn)}"
-        )
+        try:
+            stored = [False, codec.freeze(record.result)]
+        except ValueRefusedError:
+            stored = store_value(
+                record.result, lambda: result_hint(record.fn, record.undo), f"the result of {name_of(record.fn)}"
+            )
         self.journal.note(place_of(record), {"status": "done", "result": stored, "order": record.order})
 
     async def failed(self, record: StepRecord) -> None:

@@ -118,7 +118,7 @@ class Awaiting:
         if not loop_runs():  # a coroutine is closed behind its loop's end; what needs no loop is still done
             return await work, None
         task = asyncio.create_task(work)
-        cancelled = await _wait_out({task})
+        cancelled = await _wait_out_one(task)
         return task.result(), cancelled
 
     async def together(self, acts: Sequence[Callable[[], Coroutine[Any, Any, Any]]]) -> list[Outcome]:
@@ -145,6 +145,25 @@ async def _wait_out(tasks: set[asyncio.Task[Any]]) -> asyncio.CancelledError | N
             await asyncio.wait(tasks)
         except asyncio.CancelledError as error:
             cancelled = cancelled or error
+    return cancelled
+
+
+async def _wait_out_one(task: asyncio.Task[Any]) -> asyncio.CancelledError | None:
+    """The same for one task, without the bookkeeping that `asyncio.wait` needs for many."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        ended = task.get_loop().create_future()
+
+        def note(_: object, ended: asyncio.Future[None] = ended) -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        task.add_done_callback(note)
+        try:
+            await ended
+        except asyncio.CancelledError as error:
+            cancelled = cancelled or error
+            task.remove_done_callback(note)
     return cancelled
 
 

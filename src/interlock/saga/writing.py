@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar
 from interlock import stepping
 from interlock.core.engine import Engine
 from interlock.errors import InterlockError, UsageError
+from interlock.layers.gathering import Portion
 from interlock.layers.ledger import Ledger
 from interlock.model import ABSENT, CommitRefused, Expectation, Key, Put, Token, Version, Write
 from interlock.ports import Waiter
@@ -48,17 +49,18 @@ def plainly(coroutine: Coroutine[Any, Any, T]) -> T:
         _plain.reset(token)
 
 
-class Batch:
+class Batch(Portion):
     """What one commit of a journal writes and expects; ``head``: the saga's own record, if that is in it."""
 
-    __slots__ = ("durable", "expected", "head", "pages", "writes")
+    __slots__ = ("head", "pages")
 
-    def __init__(self, head: dict[str, Any] | None, pages: list[Page], durable: bool) -> None:
+    writes: dict[Key, Write]
+    expectations: dict[Key, Expectation]
+
+    def __init__(self, agent: str, token: Token | None, head: dict[str, Any] | None, durable: bool) -> None:
+        Portion.__init__(self, {}, {}, agent, durable, token)
         self.head = head
-        self.pages = pages
-        self.durable = durable
-        self.writes: dict[Key, Write] = {}
-        self.expected: dict[Key, Expectation] = {}
+        self.pages: list[Page] = []
 
 
 class Records:
@@ -174,15 +176,13 @@ class Records:
         if others:
             batch.writes.update(others)
         if expected:
-            batch.expected.update(expected)
+            batch.expectations.update(expected)
         return await self._send(batch) if batch.writes else None  # another commit has carried it
 
     async def _send(self, batch: Batch) -> Version | None:
         """See `_write`."""
         try:
-            done = await self.ledger.gathered(
-                batch.writes, batch.expected, agent=self.agent, durable=batch.durable, snapshot=self._token
-            )
+            done = await (self.ledger if _plain.get() else self._ledger).gather(batch)
         except CommitRefused as refused:
             self.lost = True
             self._fail(batch, unsure=False)
@@ -226,34 +226,43 @@ class Records:
         """Under the mutex."""
         if head is None and self._unwritten:
             head, durable = self.head, True
-        if whole and len(self._pages) <= EXPIRING_PAGES:
-            pages = [each for each in self._pages if each.steps or each.version is not ABSENT]
-        else:
-            pages = [each for each in self._pages if each.dirty and not each.writing]
-            if durable and page is not None and page.unsynced and not page.dirty:
-                pages.append(page)
-        batch = Batch(head, pages, durable)
-        writes, expected = batch.writes, batch.expected
+        batch = Batch(self.agent, self._token, head, durable)
+        writes, expected, pages = batch.writes, batch.expectations, batch.pages
         expected[self.head_key] = self._head_version
         if head is not None:
             put = SAGAS.put_plain(head)
             writes[self.head_key] = put if kept is None else Put(put.value, kept)
             self._head_writing = True
-        for each in pages:
-            writes[each.key] = each.put(kept if whole else None)
-            expected[each.key] = each.version
-            each.writing, each.dirty = True, False
-        if durable:
-            expected.update(self._volatile())
-        if self._lag and not any(each.dirty for each in self._pages):
+        whole = whole and len(self._pages) <= EXPIRING_PAGES
+        ttl_seconds = kept if whole else None
+        left = False
+        for each in self._pages:
+            if each.writing:
+                left = left or each.dirty
+                continue
+            if whole:
+                wanted = bool(each.steps) or each.version is not ABSENT
+            else:
+                wanted = each.dirty or (durable and each is page and each.unsynced)
+            if wanted:
+                pages.append(each)
+                writes[each.key] = each.put(ttl_seconds)
+                expected[each.key] = each.version
+                each.writing, each.dirty = True, False
+            else:
+                left = left or each.dirty
+                if durable and each.unsynced:
+                    expected[each.key] = each.version
+        if not left:
             self._lag = 0
         return batch
 
     def _end(self, batch: Batch, version: Version | None) -> None:
         """A commit has happened."""
+        unsynced = not batch.durable
         with self._mutex:
             for page in batch.pages:
-                page.writing, page.unsynced = False, not batch.durable
+                page.writing, page.unsynced = False, unsynced
                 if version is None:
                     page.unsure = self._doubts = True
                 else:
@@ -264,10 +273,13 @@ class Records:
                     self._head_unsure = self._doubts = True
                 else:
                     self._head_version = version
-            if batch.durable:
+            if not unsynced:
                 for page in self._pages:
-                    page.unsynced = page.unsynced and page.key not in batch.expected
-            waiters, self._waiters = self._waiters, []
+                    if page.unsynced and page.key in batch.expectations:
+                        page.unsynced = False
+            waiters = self._waiters
+            if waiters:
+                self._waiters = []
         for waiter in waiters:
             waiter.wake()
 
