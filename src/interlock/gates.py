@@ -13,6 +13,10 @@ snapshot, falls into the time of his own call, and contains everything that was 
 another process in between is found at his own commit, as after any read. A process whose turns go on like this leaves
 little room to others that want the same key by retries, so after `IN_A_ROW` turns one reads for himself.
 
+Where a commit is a round trip, the turn's length is what limits everybody. Who has committed and handed the gate on
+therefore lets the loop go round once before he goes on (`interlock.core.commit`): the next one's commit is on its way
+then, and what the first does next falls into the time that it takes.
+
 One mutex guards all gates; it is never held across an await. A gate is handed to the first in the queue, whose waiter
 is then woken; a waiter that gives up (cancelled) passes on what it was handed.
 """
@@ -110,12 +114,12 @@ class Gates:
                     self._pass_on(key, gate)
             raise
 
-    def leave(self, key: Key, holder: object, left: Left | None = None) -> None:
-        """Give the gate back, with what was committed; no effect if somebody has taken it over."""
+    def leave(self, key: Key, holder: object, left: Left | None = None) -> bool:
+        """Give the gate back, with what was committed; whether somebody else holds it now. No effect if it has been
+        taken over."""
         with self._mutex:
             gate = self.open.get(key)
-            if gate is not None and gate.holder is holder:
-                self._pass_on(key, gate, left)
+            return gate is not None and gate.holder is holder and self._pass_on(key, gate, left)
 
     def left(self, key: Key, holder: object) -> Left | None:
         """What the one before has left behind for this holder."""
@@ -123,15 +127,16 @@ class Gates:
             gate = self.open.get(key)
             return gate.left if gate is not None and gate.holder is holder else None
 
-    def _pass_on(self, key: Key, gate: _Gate, left: Left | None = None) -> None:
+    def _pass_on(self, key: Key, gate: _Gate, left: Left | None = None) -> bool:
         if not gate.queue:
             del self.open[key]
-            return
+            return False
         holder, waiter, turn = gate.queue.popleft()
         gate.left = left if turn < gate.turn and gate.row < IN_A_ROW else None
         gate.row = 0 if gate.left is None else gate.row + 1
         gate.give(holder, self._runtime.monotonic())
         waiter.wake()
+        return True
 
 
 class KeysInUse:

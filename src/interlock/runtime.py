@@ -144,34 +144,52 @@ class AsyncioWaiter:
             self._future.set_result(None)
 
     def wake(self) -> None:
-        """Let the waiting task go on."""
+        """Let the waiting task go on.
+
+        From a task of the same loop that is one call. Between tasks there may be the handler of a signal, which has
+        interrupted the loop in its sleep: from there, as from other threads, the loop has to be woken, too."""
+        loop = self.loop
         try:
-            self.loop.call_soon_threadsafe(self.resolve)
+            if asyncio._get_running_loop() is loop and asyncio.current_task(loop) is not None:
+                self.resolve()
+            else:
+                loop.call_soon_threadsafe(self.resolve)
         except RuntimeError:  # the loop is closed: nobody waits any more
             pass
 
     async def wait(self, timeout_seconds: float | None = None, *, shielded: bool = False) -> bool:
-        """Suspend until woken. A future that the caller's cancellation has ended is replaced, so that it can wait once
-        more; `asyncio.shield` would do the same for several microseconds of every wait."""
-        if timeout_seconds is None:
-            try:
-                await self._future
-            except asyncio.CancelledError:
-                if self._future.cancelled():
-                    self._future = self.loop.create_future()
-                    if self._woken:  # between the cancellation and now
-                        self._future.set_result(None)
-                raise
+        """Suspend until woken. The future that is waited for ends by being woken, by the time, or by the caller's
+        cancellation; in the last two cases it is replaced, so that the waiter can be used once more. (`asyncio.wait`
+        and `asyncio.shield` would do the same for several microseconds of every wait, and another turn of the loop.)"""
+        if self._woken and self._future.done():
             return True
-        deadline = self.loop.time() + timeout_seconds
-        while True:
-            try:
-                await asyncio.wait((self._future,), timeout=max(0.0, deadline - self.loop.time()))
-                return self._future.done()
-            except asyncio.CancelledError:
-                if not shielded:
-                    raise
-                # Counted by the task all the same; what goes on is the cancellation that came first.
+        timer = None if timeout_seconds is None else self.loop.call_later(max(0.0, timeout_seconds), self._expire)
+        try:
+            while True:
+                try:
+                    await self._future
+                    return self._woken
+                except asyncio.CancelledError:
+                    if not shielded or timer is None:
+                        raise
+                    # Counted by the task all the same; what goes on is the cancellation that came first.
+                    self._renew()
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._renew()
+
+    def _expire(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
+
+    def _renew(self) -> None:
+        """Have a future again that only being woken ends, or has ended."""
+        future = self._future
+        if future.cancelled() or (future.done() and not self._woken):
+            self._future = self.loop.create_future()
+            if self._woken:
+                self._future.set_result(None)
 
     async def wait_out(self) -> None:
         """Suspend until woken; a cancellation is raised only then."""

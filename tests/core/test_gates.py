@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 import interlock
+from interlock.backends.memory import MemoryBackend
 from interlock.gates import IN_A_ROW, Gates, left_behind
-from interlock.model import Delete, Entry, Merge, Put, Reply, Token
+from interlock.model import CommitRequest, Delete, Entry, Merge, Put, Reply, Token
 from interlock.runtime import AsyncRuntime
 
 KEY = b"key"
@@ -179,3 +182,78 @@ def test_a_turn_begins_with_what_the_one_before_has_written() -> None:
         assert len(read) < 80, len(read)
 
     asyncio.run(program())
+
+
+class Sent(MemoryBackend):
+    """Commits that take a turn of the loop, each noted when it is sent. As a subclass it has no direct way."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__()
+        self.events = events
+
+    async def commit(self, request: CommitRequest) -> Reply:
+        """Noted."""
+        self.events.append("sent")
+        await asyncio.sleep(0)
+        return await super().commit(request)
+
+    def blocking(self) -> Sent:
+        """Itself: nothing that blocks is called."""
+        return self
+
+
+async def _increase(session: interlock.AgentSession[Any]) -> None:
+    found = await session.read("hot", 0) or 0
+    await session.write("hot", found + 1)
+
+
+def test_the_next_commit_is_sent_before_the_last_one_is_heard_of() -> None:
+    """All who queue wait for that commit; nobody waits for the caller whose turn is over."""
+    events: list[str] = []
+
+    async def program() -> None:
+        async with interlock.Store(Sent(events), agent="a") as store:
+            stock: Any = store.resource("stock")
+
+            async def work() -> None:
+                await stock.run(_increase)
+                events.append("heard")
+
+            await asyncio.gather(*(work() for _ in range(6)))
+            assert await stock.read("hot") == 6
+
+    asyncio.run(program())
+    # All send at once and one gets through, without a gate; the others have turns, and hear when the next has sent.
+    assert events == ["sent"] * 6 + ["heard", "sent"] + ["sent", "heard"] * 4 + ["heard"]
+
+
+def test_who_is_cancelled_while_he_stands_back_learns_that_his_commit_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[str] = []
+    leave = Gates.leave
+
+    def cancelling(gates: Gates, key: bytes, holder: object, left: Any = None) -> bool:
+        """Give the gate back, and cancel the first who has committed and passed it on."""
+        passed = leave(gates, key, holder, left)
+        if passed and left is not None:
+            monkeypatch.setattr(Gates, "leave", leave)
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+        return passed
+
+    async def program() -> None:
+        async with interlock.Store(Sent([]), agent="a") as store:
+            stock: Any = store.resource("stock")
+
+            async def work() -> None:
+                try:
+                    await stock.run(_increase)
+                except asyncio.CancelledError as cancelled:
+                    notes.extend(cancelled.__notes__)
+
+            monkeypatch.setattr(Gates, "leave", cancelling)
+            await asyncio.gather(*(work() for _ in range(4)))
+            assert await stock.read("hot") == 4
+
+    asyncio.run(program())
+    assert notes == ["the commit had been done before"]

@@ -348,11 +348,10 @@ class Transaction(Attempted, eq=False):
             outer = None if outer.context is None else outer.context.old_value
         return False
 
-    def leave_gate(self) -> None:
-        """Let the next one through the gate of the hot key, with what was committed."""
+    def leave_gate(self) -> bool:
+        """Let the next one through the gate of the hot key, with what was committed; whether there is one."""
         gate, self.gate = self.gate, None
-        if gate is not None:
-            self.engine.gates.leave(gate, self, left_behind(self.writes.get(gate), self.reply))
+        return gate is not None and self.engine.gates.leave(gate, self, left_behind(self.writes.get(gate), self.reply))
 
     async def need_token(self) -> Token:
         """The snapshot; taken now if nothing was read yet."""

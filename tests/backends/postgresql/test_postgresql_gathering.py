@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from interlock.backends.postgresql.gathering import LANES, Gatherer
+from interlock.backends.postgresql.gathering import LANES, LONE, Begun, Gatherer
 
 
 def everything(queue: deque[int]) -> list[int]:
@@ -106,5 +106,89 @@ def test_a_job_that_is_withdrawn_does_not_go() -> None:
         with pytest.raises(ValueError, match="not in deque"):
             calls.gatherer.withdraw(2)
         calls.may_end.set()
+
+    asyncio.run(run())
+
+
+async def _alone_for(calls: Calls, count: int) -> None:
+    """Let so many calls go for one caller each."""
+    calls.may_end.set()
+    for job in range(count):
+        calls.gatherer.add(job)
+        await calls.begun(job + 1)
+        await asyncio.sleep(0)
+    calls.may_end.clear()
+
+
+def test_who_comes_alone_again_and_again_is_sent_at_once_and_a_crowd_is_not() -> None:
+    async def run() -> None:
+        calls = Calls(everything, 9)
+        await _alone_for(calls, LONE)
+        calls.gatherer.add(10)
+        assert calls.sent[-1] == [10]
+        for job in (11, 12):  # while a call is under way
+            calls.gatherer.add(job)
+        assert calls.sent[-1] == [10]
+        await calls.begun(LONE + 2)
+        assert calls.sent[-1] == [11, 12]
+        calls.may_end.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        calls.gatherer.add(13)
+        assert calls.sent[-1] == [11, 12], "crowds come again"
+        await calls.begun(LONE + 3)
+
+    asyncio.run(run())
+
+
+def test_a_call_that_has_nothing_to_wait_for_needs_no_task() -> None:
+    async def run() -> None:
+        calls = Calls(everything, 9)
+        await _alone_for(calls, LONE)
+        calls.may_end.set()
+        calls.gatherer.add(10)
+        assert calls.sent[-1] == [10]
+        assert calls.gatherer._lanes == set()
+        assert not calls.gatherer._busy
+
+    asyncio.run(run())
+
+
+def test_what_has_begun_before_its_task_is_cancelled_where_it_waits() -> None:
+    """The task may be cancelled before its first step, when the loop ends."""
+    ends: list[str] = []
+
+    async def work(gate: asyncio.Future[None]) -> None:
+        try:
+            await gate
+            ends.append("done")
+            await asyncio.sleep(0)
+            ends.append("more")
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(Begun(work(loop.create_future())))
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        assert ends == ["cancelled"]
+
+        gate = loop.create_future()
+        task = loop.create_task(Begun(work(gate)))
+        gate.set_result(None)  # before the task knows what it waits for
+        await task
+        assert ends == ["cancelled", "done", "more"]
+
+        begun = Begun(work(loop.create_future()))
+        begun.close()
+        with pytest.raises(RuntimeError):
+            begun.send(None)
+            begun.send(None)
+        gate = loop.create_future()
+        gate.set_result(None)
+        await Begun(asyncio.sleep(0))
 
     asyncio.run(run())

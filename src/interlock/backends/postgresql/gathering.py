@@ -1,9 +1,10 @@
 """Calls that come while others are under way go together in the next one.
 
-A lane is one call at a time; `LANES` are open from the start, so that one fills while others are under way. Who comes
-when no call is under way and nobody else has come lately waits for nobody; where callers come in crowds, a call begins
-with the loop's next turn, when all of the crowd are there. If the lanes are held up, by a lock that another process
-holds or by a slow disk, those who queue get a lane more after `RELIEF_SECONDS`, so that nobody waits long for
+A lane is one call at a time; `LANES` are open from the start, so that one fills while others are under way. A call
+begins with the loop's next turn, when all who come in this moment are there. Only where `LONE` calls in a row were for
+one caller each, as at a hot key, whose callers take turns, and no call is under way, it begins at once, in the step of
+the caller (`Begun`): before anything else that the loop has to do. If the lanes are held up, by a lock that another
+process holds or by a slow disk, those who queue get a lane more after `RELIEF_SECONDS`, so that nobody waits long for
 strangers.
 
 For one event loop; nothing here is called from another thread.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context
 from typing import Any, Final, Generic, TypeVar
 
@@ -21,6 +22,44 @@ T = TypeVar("T")
 
 LANES: Final = 2
 RELIEF_SECONDS: Final = 0.01
+LONE: Final = 4
+"""After so many calls for one caller each the next one is not waited with."""
+
+
+class Begun(Coroutine[Any, Any, None]):
+    """A coroutine that was begun before it became a task: the first step of the task is what has been done already.
+
+    What it waits for then, a future, is given to the task, or, if the task is cancelled before its first step, the
+    coroutine gets the cancellation where it waits. Nothing in the first step may ask which task it runs in."""
+
+    __slots__ = ("_coroutine", "_waits", "_waits_for")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Raises `StopIteration` if the first step is all."""
+        self._coroutine = coroutine
+        self._waits_for: Any = coroutine.send(None)
+        self._waits = True
+
+    def send(self, value: Any) -> Any:
+        """The next step, of which the first has been made."""
+        if self._waits:
+            self._waits, found, self._waits_for = False, self._waits_for, None
+            return found
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """The same, with an error."""
+        self._waits, self._waits_for = False, None
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        """End it where it is."""
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        if self._waits:
+            yield self.send(None)
+        yield from self._coroutine.__await__()
 
 
 class _Alone:
@@ -56,6 +95,7 @@ class Gatherer(Generic[T]):
         self._queue: deque[T] = deque()
         self._busy = 0
         self._crowd = 1  # how many went together lately: in the last call, or half as many as before it
+        self._lone = 0  # how many calls in a row were for one caller
         self._lanes: set[asyncio.Task[None]] = set()
         self._relief: asyncio.TimerHandle | None = None
         self._alone = _Alone(self)
@@ -95,8 +135,14 @@ class Gatherer(Generic[T]):
 
     def _open(self) -> None:
         self._busy += 1
+        work: Coroutine[Any, Any, None] = self._work()
+        if self._lone >= LONE and self._busy == 1:
+            try:
+                work = Begun(work)
+            except StopIteration:
+                return
         # A lane outlives the caller who opened it, and must not keep that caller's context.
-        task = asyncio.get_running_loop().create_task(self._work(), context=Context())
+        task = asyncio.get_running_loop().create_task(work, context=Context())
         self._lanes.add(task)
         task.add_done_callback(self._lanes.discard)
 
@@ -105,6 +151,7 @@ class Gatherer(Generic[T]):
             while self._queue:
                 jobs = self._take(self._queue)
                 self._crowd = max(len(jobs), self._crowd // 2)
+                self._lone = 0 if len(jobs) > 1 else self._lone + len(jobs)
                 if not jobs:  # whichever call they wait for looks at the queue when it has ended
                     break
                 await self._send(jobs)
