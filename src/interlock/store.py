@@ -32,7 +32,7 @@ from interlock.core.diagnosis import Entry, Outcome
 from interlock.core.engine import Engine
 from interlock.core.isolation import Isolation
 from interlock.core.log import TransactionLog
-from interlock.core.options import DEFAULTS, Options, SessionOptions, choose
+from interlock.core.options import DEFAULTS, Options, SessionOptions, choose, lone_key
 from interlock.core.retry import RetryPolicy
 from interlock.core.retrying import Retrying
 from interlock.core.running import Committed, Running, run_keyed, run_plainly
@@ -124,11 +124,11 @@ class Sessions(Generic[V]):
         if not options and current.get() is None:
             plain: T = await run_plainly(self._engine, self._resource, AgentSession, fn, args)
             return plain
-        chosen = choose(options, retries=True)
-        key = chosen.idempotency_key
-        if key is not None and chosen.usual and current.get() is None:
-            keyed: T = await run_keyed(self._engine, self._resource, AgentSession, fn, args, chosen, key)
+        key = lone_key(options)
+        if key is not None and current.get() is None:
+            keyed: T = await run_keyed(self._engine, self._resource, AgentSession, fn, args, key)
             return keyed
+        chosen = choose(options, retries=True)
         value: T = await Running(self._engine, self._resource, chosen, AgentSession, fn, args).run()
         return value
 

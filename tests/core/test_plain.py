@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -31,6 +32,11 @@ Work = Callable[[interlock.Store, interlock.SharedResource[Any], Session], Await
 def test_every_field_is_of_one_kind_or_the_other() -> None:
     assert set(Transaction.__struct_fields__) == SEEN | RARE
     assert not SEEN & RARE
+
+
+def test_the_collector_knows_a_transaction_from_the_beginning() -> None:
+    """Its fields are stored without a look at whether it does."""
+    assert gc.is_tracked(transaction_after(nothing))
 
 
 def transaction_after(work: Work, **options: Any) -> Transaction:

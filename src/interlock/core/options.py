@@ -56,13 +56,27 @@ DEFAULTS: Final = Chosen(usual=True)
 _NAMES: Final = frozenset(Options.__annotations__)
 
 
+def lone_key(given: Mapping[str, Any]) -> str | None:
+    """The idempotency key of a call that says nothing else, if it is such as nearly all are; None: ask `choose`."""
+    if len(given) == 1:
+        key = given.get("idempotency_key")
+        if type(key) is str and key.isascii() and 0 < len(key) <= NAME_BYTES and not key.isspace():
+            return key
+    return None
+
+
+def with_key(key: str) -> Chosen:
+    """The options of a call of which `lone_key` has found the key."""
+    return Chosen(idempotency_key=key, usual=True)
+
+
 def choose(given: Mapping[str, Any], *, retries: bool) -> Chosen:
     """Check the keywords of a call. Raises `UsageError` naming the option that is wrong."""
     if not given:
         return DEFAULTS
-    key = given.get("idempotency_key")
-    if type(key) is str and len(given) == 1 and key.isascii() and 0 < len(key) <= NAME_BYTES and not key.isspace():
-        return Chosen(idempotency_key=key, usual=True)
+    key = lone_key(given)
+    if key is not None:
+        return with_key(key)
     unknown = [name for name in given if name not in _NAMES or (name == "retry" and not retries)]
     if unknown:
         known = ", ".join(sorted(_NAMES if retries else _NAMES - {"retry"}))

@@ -29,7 +29,7 @@ from interlock.core.extension import extend
 from interlock.core.foresight import FRESH_SECONDS, Ahead, foresee, learn
 from interlock.core.idempotency import Record
 from interlock.core.locking import let_go
-from interlock.core.options import DEFAULTS, Chosen
+from interlock.core.options import DEFAULTS, with_key
 from interlock.core.refusals import transaction_text
 from interlock.core.retrying import Retrying
 from interlock.core.space import Resource
@@ -125,10 +125,10 @@ class Running(Retrying, eq=False):
                 if self.record is not None and not look_now(txn, self.record):
                     await self._look_up(txn, self.record)
                 value = self.fn(self.handle(txn, self.home), *self.arguments, **self.named)
-                if type(value) is CoroutineType and engine.runtime.suspends:
+                if type(value) is CoroutineType and engine.suspends:
                     value = await value
                 else:
-                    value = await other_colour(self.fn, value, engine.runtime.suspends)
+                    value = await other_colour(self.fn, value, engine.suspends)
                 if self.record is not None:
                     self.add_record(txn, self.record, value)
                 try:
@@ -213,7 +213,7 @@ class Running(Retrying, eq=False):
                     self.replay = Replay(stored.result, stored.transaction_id, ran=False)
                     return stored.result
             value = self.fn(self.handle(parent, self.home), *self.arguments, **self.named)
-            value = await other_colour(self.fn, value, self.engine.runtime.suspends)
+            value = await other_colour(self.fn, value, self.engine.suspends)
             if self.record is not None:
                 self.add_record(parent, self.record, value, nested=True)
             return value
@@ -291,15 +291,15 @@ async def run_plainly(
     """`Running.run` without options and outside every session: nearly always one attempt, for which no `Running` is
     needed. It is made when that attempt fails."""
     txn = engine.start(home, DEFAULTS, None)
-    begun, value = engine.runtime.monotonic(), None
+    begun, value = engine.monotonic(), None
     try:
         txn.context = current.set(txn)
         txn.operation = idempotency.operation_name(fn)
         value = fn(handle(txn, home), *arguments)
-        if type(value) is CoroutineType and engine.runtime.suspends:
+        if type(value) is CoroutineType and engine.suspends:
             value = await value
         else:
-            value = await other_colour(fn, value, engine.runtime.suspends)
+            value = await other_colour(fn, value, engine.suspends)
         if not commit_now(txn):
             await commit(txn)
         return value
@@ -316,26 +316,24 @@ async def run_keyed(
     handle: Callable[[Transaction, Resource | None], Any],
     fn: Callable[..., Any],
     arguments: tuple[Any, ...],
-    chosen: Chosen,
     key: str,
 ) -> Any:
     """`Running.run` with an idempotency key and no other option, outside every session."""
     operation, record, fingerprint = idempotency.identify(engine.agent, home, fn, arguments, key)
-    named: dict[str, Any] = {}
     engine.keys_in_use.enter(record, fingerprint, key)
     try:
-        txn = engine.start(home, chosen, None)
-        begun, value = engine.runtime.monotonic(), None
+        txn = engine.start(home, DEFAULTS, None)
+        begun, value = engine.monotonic(), None
         try:
             txn.context = current.set(txn)
             txn.operation = operation
             if not look_now(txn, record):
                 await look_up(txn, home, operation, arguments, record, fingerprint, key)
             value = fn(handle(txn, home), *arguments)
-            if type(value) is CoroutineType and engine.runtime.suspends:
+            if type(value) is CoroutineType and engine.suspends:
                 value = await value
             else:
-                value = await other_colour(fn, value, engine.runtime.suspends)
+                value = await other_colour(fn, value, engine.suspends)
             txn.records = {record: Record(key, fingerprint, value, engine.idempotency_ttl_seconds, home)}
             if not commit_now(txn):
                 await commit(txn)
@@ -346,7 +344,7 @@ async def run_keyed(
             failure = error
         finally:
             txn.leave_context()
-        running = Running(engine, home, chosen, handle, fn, arguments, named, operation, record, fingerprint)
+        running = Running(engine, home, with_key(key), handle, fn, arguments, {}, operation, record, fingerprint)
         return await running.go_on(txn, begun, failure, value)
     finally:
         engine.keys_in_use.leave(record)

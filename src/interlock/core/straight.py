@@ -82,13 +82,11 @@ def write_now(txn: Transaction, resource: Resource, key: Any, value: Any) -> boo
 
 def commit_now(txn: Transaction) -> bool:
     """Commit a plain transaction, its idempotency records included; False: ask `interlock.core.commit.commit`."""
-    engine, token, writes, last = txn.engine, txn.token, txn.writes, txn.last_call
-    direct, records = engine.direct, txn.records
-    if direct is None or not direct.puts or token is None or txn.state or not txn.plain or txn.gate is not None:
+    engine, token, last = txn.engine, txn.token, txn.last_call
+    direct, writes, records = engine.putting, txn.writes, txn.records
+    if direct is None or token is None or txn.state or not txn.plain or not (writes or records):
         return False
-    if not (writes or records):
-        return False
-    if txn.calls is not None or (last is not None and last.cr_frame is not None):
+    if txn.gate is not None or txn.calls is not None or (last is not None and last.cr_frame is not None):
         return False
     rules = txn.home.rules  # type: ignore[union-attr]
     if not rules.free or txn.generation is not process.generation:
@@ -97,8 +95,8 @@ def commit_now(txn: Transaction) -> bool:
         return False
     number = txn._id
     if not number:  # as `Engine.new_id`
-        runtime = engine.runtime
-        number = txn._id = (int(runtime.time() * 1000) << 80) | runtime.random_bits(80)
+        time, random_bits = engine.time, engine.random_bits
+        number = txn._id = (int(time() * 1000) << 80) | random_bits(80)
     txn.state = SENDING
     try:
         absent: tuple[Key, ...] = rules.absent
@@ -107,15 +105,15 @@ def commit_now(txn: Transaction) -> bool:
             for key, record in records.items():
                 writes[key] = record.put(record.fingerprint or footprint(txn), number)
             absent = (*absent, *records)
-        txn.reply = direct.put(
+        reply = direct.put(
             number, txn.agent, txn.isolation, token, txn.reads, writes, absent, txn.operation, txn.run_id, txn.attempt
         )
     except BaseException as error:
         txn.state, txn.error = ROLLED_BACK, error
         raise
-    if txn.reply is None:
+    if reply is None:
         txn.state = ACTIVE
         return False
-    txn.state = COMMITTED
+    txn.reply, txn.state = reply, COMMITTED
     engine.commits += 1
     return True

@@ -25,7 +25,7 @@ import msgspec
 from interlock import merges
 from interlock.core import isolation as modes
 from interlock.core import refusals
-from interlock.core.calls import ACTIVE, BUSY, ENDED, LEFT_BEHIND, ROLLED_BACK, Attempted
+from interlock.core.calls import ACTIVE, BUSY, ENDED, LEFT_BEHIND, ROLLED_BACK, Attempted, stored_plainly
 from interlock.core.chains import Custom, Step
 from interlock.core.extension import extend
 from interlock.core.locking import read_locked
@@ -101,6 +101,7 @@ os.register_at_fork(after_in_child=process.forked)
 Settle = Callable[["Transaction", CommitUnknownError], Awaitable[None]]
 
 
+@stored_plainly
 class Transaction(Attempted, eq=False):
     """The state of one attempt. Not for users: `AgentSession` is. `Engine.start` makes it.
 

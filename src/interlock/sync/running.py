@@ -10,7 +10,7 @@ from interlock.core.commit import commit
 from interlock.core.engine import Engine
 from interlock.core.foresight import learn
 from interlock.core.idempotency import Record, identify, operation_name
-from interlock.core.options import DEFAULTS, Chosen
+from interlock.core.options import DEFAULTS, with_key
 from interlock.core.running import Running, look_up, other_colour
 from interlock.core.space import Resource
 from interlock.core.straight import commit_now, look_now
@@ -21,7 +21,7 @@ from interlock.stepping import AgentSession, step
 def run_plainly(engine: Engine, home: Resource | None, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """Run a function as a transaction, without options and outside every session."""
     txn = engine.start(home, DEFAULTS, None)
-    begun, value = engine.runtime.monotonic(), None
+    begun, value = engine.monotonic(), None
     try:
         txn.context = current.set(txn)
         txn.operation = operation_name(fn)
@@ -44,16 +44,14 @@ def run_keyed(
     home: Resource | None,
     fn: Callable[..., Any],
     arguments: tuple[Any, ...],
-    chosen: Chosen,
     key: str,
 ) -> Any:
     """The same with an idempotency key and no other option."""
     operation, record, fingerprint = identify(engine.agent, home, fn, arguments, key)
-    named: dict[str, Any] = {}
     engine.keys_in_use.enter(record, fingerprint, key)
     try:
-        txn = engine.start(home, chosen, None)
-        begun, value = engine.runtime.monotonic(), None
+        txn = engine.start(home, DEFAULTS, None)
+        begun, value = engine.monotonic(), None
         try:
             txn.context = current.set(txn)
             txn.operation = operation
@@ -72,7 +70,7 @@ def run_keyed(
             failure = error
         finally:
             txn.leave_context()
-        running = Running(engine, home, chosen, AgentSession, fn, arguments, named, operation, record, fingerprint)
+        running = Running(engine, home, with_key(key), AgentSession, fn, arguments, {}, operation, record, fingerprint)
         return step(running.go_on(txn, begun, failure, value))
     finally:
         engine.keys_in_use.leave(record)

@@ -29,7 +29,7 @@ from interlock.core import isolation as modes
 from interlock.core.diagnosis import Entry, Outcome
 from interlock.core.engine import Engine
 from interlock.core.isolation import Isolation
-from interlock.core.options import DEFAULTS, Options, SessionOptions, choose
+from interlock.core.options import DEFAULTS, Options, SessionOptions, choose, lone_key
 from interlock.core.retry import RetryPolicy
 from interlock.core.retrying import Retrying
 from interlock.core.running import Committed, Running
@@ -129,10 +129,10 @@ class Sessions(Generic[V]):
             `IdempotencyMismatchError`, `CommitUnknownError`."""
         if not options and current.get() is None:
             return run_plainly(self._engine, self._resource, fn, args)
+        key = lone_key(options)
+        if key is not None and current.get() is None:
+            return run_keyed(self._engine, self._resource, fn, args, key)
         chosen = choose(options, retries=True)
-        key = chosen.idempotency_key
-        if key is not None and chosen.usual and current.get() is None:
-            return run_keyed(self._engine, self._resource, fn, args, chosen, key)
         return step(Running(self._engine, self._resource, chosen, AgentSession, fn, args).run())
 
     @overload

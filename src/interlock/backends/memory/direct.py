@@ -64,20 +64,23 @@ class Direct:
         with state.lock:
             if state.pending is not None or state.waiters or state.fences:
                 return None
-            token, current, get = state.token, state.current, state.current.get
             if transaction in state.records or transaction <= state.forgotten_fence:
                 return None
+            token, current = state.token, state.current
             if snapshot is not token:
                 state.position_of(snapshot)
             for key, found in reads.items():
-                if get(key) is not found:
+                if current.get(key) is not found:
                     return None
             for key in absent:
-                entry = get(key)
+                entry = current.get(key)
                 if entry is not None and entry.value is not None:
                     return None
             now = state.clock()
-            now = state.last_time = now if now > state.last_time else state.last_time
+            if now < state.last_time:
+                now = state.last_time
+            else:
+                state.last_time = now
             position = token.position + 1
             version = (position, transaction & NONCE_MASK)
             new: dict[Key, Entry] = {}
@@ -85,11 +88,9 @@ class Direct:
             for key, write in writes.items():
                 if type(write) is not Put:
                     return None
-                if write.ttl_seconds is None:
-                    new[key] = Entry(version, write.value)
-                else:
-                    new[key] = Entry(version, write.value, now + write.ttl_seconds)
-                if write.listed and key not in current:
+                ttl_seconds = write.ttl_seconds
+                new[key] = Entry(version, write.value, None if ttl_seconds is None else now + ttl_seconds)
+                if key not in current and write.listed:
                     fresh = fresh or []
                     fresh.append(key)
             if fresh is not None:

@@ -65,9 +65,8 @@ def put_in_place(state: State, record: Record | PlainRecord, new: dict[Key, Entr
     commit."""
     state.pending = (record, new)
     current, chains = state.current, state.chains
-    get = current.get
     for key, entry in new.items():
-        old = get(key)
+        old = current.get(key)
         if old is not None:
             chain = chains.get(key)
             if chain is None:
