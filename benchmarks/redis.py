@@ -120,25 +120,34 @@ async def describe(urls: Mapping[str, str]) -> dict[str, str]:
 
 
 class Clock:
-    """What the server has needed for scripts since `start`."""
+    """What the server has needed for scripts since `start`, for each of the calls that `counted` has seen end."""
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._before = (0, 0)
+        self._before = self._ended = 0
 
     def start(self) -> None:
         """From here on."""
-        self._before = self._read()
+        self._before, self._ended = self._read(), 0
+
+    def counted(self, call: Call) -> Call:
+        """The same call, counted when it has ended."""
+
+        async def count(key: str, request: str) -> None:
+            await call(key, request)
+            self._ended += 1
+
+        return count
 
     def seconds(self) -> float | None:
-        """The mean time of one script; None if there was none."""
-        calls, used = (now - before for now, before in zip(self._read(), self._before, strict=True))
-        return used / calls / 1e6 if calls else None
+        """The scripts' time for each call; None if there was none."""
+        used = self._read() - self._before
+        return used / self._ended / 1e6 if used else None
 
-    def _read(self) -> tuple[int, int]:
+    def _read(self) -> int:
         with redis.Redis.from_url(self._url) as client:
-            found: dict[str, Any] = client.info("commandstats").get("cmdstat_evalsha", {})
-        return found.get("calls", 0), found.get("usec", 0)
+            found: dict[str, int] = client.info("commandstats").get("cmdstat_evalsha", {})
+        return found.get("usec", 0)
 
 
 def _measured(url: str, work: Work) -> Measure:
@@ -159,7 +168,7 @@ async def _awaited(work: Work, seconds: float, name: str, clock: Clock) -> Sampl
 
 async def _timed(call: Call, tasks: int, seconds: float, clock: Clock, *, hot: bool = False) -> Sample:
     clock.start()
-    sample = await drive(call, tasks, seconds, hot_keys if hot else keys_of)
+    sample = await drive(clock.counted(call), tasks, seconds, hot_keys if hot else keys_of)
     return dataclasses.replace(sample, server_seconds=clock.seconds())
 
 

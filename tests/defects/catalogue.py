@@ -254,6 +254,12 @@ ENGINE = (
         ("tests/backends/redis/test_redis_multiplexer.py",),
     ),
     Defect(
+        "an error of several commits is taken for one of each",
+        "interlock.backends.redis.shared",
+        (("self.give([reply] if count == 1 else [Together(reply)] * count)", "self.give([reply] * count)"),),
+        ("tests/backends/redis/test_redis_multiplexer.py",),
+    ),
+    Defect(
         "clears come after writes",
         "interlock.backends.memory.performing",
         (

@@ -11,22 +11,25 @@ import hiredis
 
 from interlock.backends.redis.home import Lost
 from interlock.backends.redis.multiplexer import Link
-from interlock.backends.redis.scripts import packed
+from interlock.backends.redis.scripts import DONE, Calls, Part, packed, piece
+from interlock.backends.redis.shared import Together
+
+Said = tuple[bytes, ...]
 
 
 class Line:
-    """In the place of the writer and its transport: a server that answers each command with its last word, when it is
-    told to; `TIME` with one second more each time."""
+    """In the place of the writer and its transport: a server that answers each command when it is told to. A single
+    one with its last word, `TIME` with one second more each time, a read with its keys, a commit with its transaction
+    or, where that is a number, as done at that position."""
 
     def __init__(self, confirmation: bool = False) -> None:
         self.transport = self
         self.writes = 0
-        self.asked: list[bytes] = []
-        self.times: list[int] = []
+        self.asked: list[Said] = []
         self._commands = hiredis.Reader()
         self._seconds = 0
         confirming = (b"WAIT", b"1") if confirmation else None
-        self.link = Link(self, confirming, 60.0, self.times.append)  # type: ignore[arg-type]
+        self.link = Link(self, Calls("x"), confirming, 60.0)  # type: ignore[arg-type]
         self.clock = 0.0
         self.link.now = lambda: self.clock
 
@@ -38,17 +41,31 @@ class Line:
         self.writes += 1
         self._commands.feed(data)
         while (words := self._commands.gets()) is not False:
-            self.asked.append(words[-1])
+            assert type(words) is list
+            if words[0] == b"EVALSHA":
+                found = [word[1:] for word in words[13:] if word[:1] == b"x"]
+                assert words[10] == b"h" * 39 * len(found), "a head for each"
+                assert words[13:] == [*(b"x" + name for name in found), *found], "fields of all, then all else"
+                self.asked.append((b"commits", *found))
+            elif words[0] == b"HMGET":
+                self.asked.append((b"look", *words[4:]))
+            else:
+                self.asked.append((words[-1],))
 
-    def answer(self, count: int) -> None:
-        """Answer so many commands, in pieces of three bytes."""
+    def answer(self, count: int, wrong: bytes = b"") -> None:
+        """Answer so many commands, in pieces of three bytes; commits with an error reply, if there is one."""
         data = b""
-        for word in self.asked[:count]:
-            if word == b"TIME":
+        for kind, *names in self.asked[:count]:
+            if kind == b"TIME":
                 self._seconds += 1
                 data += b"*2\r\n$%d\r\n%d\r\n$1\r\n7\r\n" % (len(b"%d" % self._seconds), self._seconds)
+            elif kind == b"look":
+                data += b"*%d%b\r\n" % (len(names) + 2, piece([b"head", b"meta", *names]))
+            elif kind == b"commits":
+                each = [b":%b\r\n" % name if name.isdigit() else b"*1%b\r\n" % piece([name]) for name in names]
+                data += wrong or b"*%d\r\n:77\r\n%b" % (len(names) + 1, b"".join(each))
             else:
-                data += b"$%d\r\n%b\r\n" % (len(word), word)
+                data += b"$%d\r\n%b\r\n" % (len(kind), kind)
         del self.asked[:count]
         for first in range(0, len(data), 3):
             self.link.data_received(data[first : first + 3])
@@ -65,22 +82,38 @@ def _get(word: str) -> bytes:
     return packed((b"GET", word.encode()))
 
 
+def _part(word: str, *, alone: bool = False) -> Part:
+    name = word.encode()
+    return b"h" * 39, piece((b"x" + name,)), piece((name,)), alone, 2
+
+
+def _seen(future: asyncio.Future[Any]) -> tuple[bytes, int]:
+    """The first of the keys that were read, and when."""
+    look, start = future.result()
+    return look.found[start], look.time
+
+
 def test_a_turn_is_one_write_and_every_reply_finds_its_caller() -> None:
     async def run() -> None:
         line = Line(confirmation=True)
         source = random.Random(7)
-        for _ in range(50):
+        for turn in range(50):
             waiting: list[tuple[Any, asyncio.Future[Any]]] = []
-            writes, times = line.writes, len(line.times)
+            writes, kinds = line.writes, set()
             for number in range(source.randrange(1, 12)):
-                word = f"w{number}"
-                way = source.randrange(4)
-                if way < 2:
-                    waiting.append((word.encode(), line.link.begin(_get(word), dated=way == 1)))
+                word, name = f"w{number}", b"w%d" % number
+                way = source.randrange(5)
+                kinds.add(way)
+                if way == 0:
+                    waiting.append(([name], line.link.commit(_part(word))))
+                elif way == 1:
+                    waiting.append(([DONE, number, 77], line.link.commit(_part(str(number)))))
+                elif way == 2:
+                    waiting.append(((name, (turn + 1) * 1_000_000 + 7), line.link.look([name, b"other"])))
                 else:
-                    group = line.link.send([(b"GET", word.encode()), _get(word + "x")], copies=way == 3)
-                    replies = [word.encode(), word.encode() + b"x", *([b"1"] if way == 3 else [])]
-                    waiting.append((replies, group.future))
+                    group = line.link.send([(b"GET", name), _get(word + "x")], copies=way == 4)
+                    waiting.append(([name, name + b"x", *([b"1"] if way == 4 else [])], group.future))
+            line._seconds = turn
             cancelled = [future for _, future in waiting if source.random() < 0.3]
             if source.random() < 0.5:
                 await asyncio.sleep(0)
@@ -88,47 +121,93 @@ def test_a_turn_is_one_write_and_every_reply_finds_its_caller() -> None:
                 future.cancel()
             await asyncio.sleep(0)
             assert line.writes == writes + 1
+            asked = [said[0] for said in line.asked]
+            assert asked.count(b"commits") == bool(kinds & {0, 1}), "commits go in one call"
+            assert asked.count(b"look") == asked.count(b"TIME") == (2 in kinds), "reads in one command"
             while line.asked:
                 line.answer(source.randrange(1, 4))
-            assert len(line.times) - times <= 1, "the time is asked for once in a turn"
             for expected, future in waiting:
-                assert future.cancelled() if future in cancelled else future.result() == expected
-        assert line.times == [1_000_000 * (number + 1) + 7 for number in range(len(line.times))]
+                if future in cancelled:
+                    assert future.cancelled()
+                else:
+                    assert (_seen(future) if type(expected) is tuple else future.result()) == expected
 
     _turns(run)
 
 
-def test_the_time_is_there_before_the_reply_that_it_goes_with() -> None:
+def test_commits_go_before_reads_and_the_time_between_them() -> None:
     async def run() -> None:
         line = Line()
-        line.link.begin(_get("commit"))
-        dated = [line.link.begin(_get(f"w{number}"), dated=True) for number in range(3)]
+        looks = [line.link.look([b"a"])]
+        commits = [line.link.commit(_part(f"c{number}")) for number in range(3)]
+        looks.append(line.link.look([b"b", b"c"]))
         await asyncio.sleep(0)
-        assert line.asked == [b"commit", b"TIME", b"w0", b"w1", b"w2"]
-        line.answer(3)
-        assert dated[0].result() == b"w0"
-        assert line.times == [1_000_007]
+        assert line.asked == [(b"commits", b"c0", b"c1", b"c2"), (b"TIME",), (b"look", b"a", b"b", b"c")]
         line.answer(2)
-        line.link.begin(_get("later"), dated=True)
+        assert [future.result() for future in commits] == [[b"c0"], [b"c1"], [b"c2"]]
+        assert not looks[0].done()
+        line.answer(1)
+        assert [_seen(future) for future in looks] == [(b"a", 1_000_007), (b"b", 1_000_007)]
+        looks = [line.link.look([b"later"])]
         await asyncio.sleep(0)
-        assert line.asked == [b"TIME", b"later"], "the next turn has a time of its own"
+        assert line.asked == [(b"TIME",), (b"look", b"later")], "the next turn has a time of its own"
+        line.answer(2)
+        assert _seen(looks[0]) == (b"later", 2_000_007)
+
+    _turns(run)
+
+
+def test_what_has_to_be_alone_is_and_no_call_grows_without_end() -> None:
+    async def run() -> None:
+        line = Line()
+        words = ("a", "b", "c", "d", "e")
+        commits = [line.link.commit(_part(word, alone=word in "bd")) for word in words]
+        looks = [line.link.look([b"%d" % (100 * number + key) for key in range(100)]) for number in range(3)]
+        await asyncio.sleep(0)
+        assert line.asked[:5] == [(b"commits", word.encode()) for word in words]
+        assert [len(said) for said in line.asked[5:]] == [1, 201, 101]
+        line.answer(8)
+        assert [future.result() for future in commits] == [[word.encode()] for word in words]
+        assert [_seen(future)[0] for future in looks] == [b"0", b"100", b"200"]
+        large = [line.link.commit(_part("w".zfill(6000))) for _ in range(5)]
+        await asyncio.sleep(0)
+        assert [len(said) for said in line.asked] == [3, 3, 2]
+        line.answer(3)
+        assert all(future.done() for future in large)
+
+    _turns(run)
+
+
+def test_an_error_of_several_commits_is_none_of_each() -> None:
+    async def run() -> None:
+        line = Line()
+        pair = [line.link.commit(_part(word)) for word in "ab"]
+        await asyncio.sleep(0)
+        line.answer(1, b"-ERR damaged\r\n")
+        for future in pair:
+            assert type(future.result()) is Together
+            assert str(future.result().reply) == "ERR damaged"
+        single = line.link.commit(_part("a"))
+        await asyncio.sleep(0)
+        line.answer(1, b"-ERR damaged\r\n")
+        assert str(single.result()) == "ERR damaged"
 
     _turns(run)
 
 
 async def _round(line: Line, tasks: int, *, busy: float, waits: float) -> int:
-    """Tasks that are busy for so long and send a command each; whose replies come so long after the end of the turn.
-    How many commands went out with the first write before that, if there was one."""
+    """Tasks that are busy for so long and make a commit each; whose answers come so long after the end of the turn.
+    How many commits went out with the first write before that, if there was one."""
     waiting, early = [], 0
     for number in range(tasks):
         line.clock += busy / tasks
-        waiting.append(line.link.begin(_get(f"w{number}")))
-        early = early or len(line.asked)
+        waiting.append(line.link.commit(_part(f"w{number}")))
+        early = early or len([*line.asked, (b"",)][0]) - 1
     await asyncio.sleep(0)
     line.clock += waits
     while line.asked:
         line.answer(len(line.asked))
-    assert [future.result() for future in waiting] == [b"w%d" % number for number in range(tasks)]
+    assert [future.result() for future in waiting] == [[b"w%d" % number] for number in range(tasks)]
     return early
 
 
@@ -163,21 +242,29 @@ def test_everything_goes_out_together_while_the_server_takes_longer_or_the_tasks
 
 
 def test_the_answer_to_a_cancelled_call_can_still_be_had() -> None:
-    """Before it comes, after it has come in the very turn of the cancellation, and when the connection breaks."""
+    """Before it is sent, before it comes, after it has come in the very turn of the cancellation, and when the
+    connection breaks."""
 
     async def run() -> None:
         line = Line()
-        early, late, lost, kept = [line.link.begin(_get(f"w{number}")) for number in range(4)]
+        unsent, early = [line.link.commit(_part(word)) for word in ("unsent", "early")]
+        unsent.cancel()
+        first = line.link.again(unsent)
         await asyncio.sleep(0)
-        for future in (early, late, lost):
+        late = line.link.look([b"late"])
+        await asyncio.sleep(0)
+        for future in (early, late):
             future.cancel()
-        again = line.link.again(early)
-        line.answer(2)
-        assert again is not None
-        assert again.result() == b"w0"
-        again = line.link.again(late)
-        assert again is not None
-        assert again.result() == b"w1"
+        second = line.link.again(early)
+        line.answer(3)
+        third = line.link.again(late)
+        assert first is not None
+        assert second is not None
+        assert third is not None
+        assert (first.result(), second.result(), _seen(third)[0]) == ([b"unsent"], [b"early"], b"late")
+        lost, kept = [line.link.commit(_part(word)) for word in ("lost", "kept")]
+        await asyncio.sleep(0)
+        lost.cancel()
         line.link.connection_lost(None)
         again = line.link.again(lost)
         assert again is not None
@@ -195,19 +282,21 @@ def test_the_answer_to_a_cancelled_call_can_still_be_had() -> None:
 def test_what_was_not_written_is_known_as_not_sent() -> None:
     async def run() -> None:
         line = Line(confirmation=True)
-        sent = [line.link.begin(_get("a"), dated=True), line.link.send([_get("b")], copies=True).future]
+
+        def everything(word: str) -> list[asyncio.Future[Any]]:
+            link, name = line.link, word.encode()
+            group = link.send([_get(word), _get(word)], copies=True)
+            return [link.look([name]), group.future, link.commit(_part(word)), link.send([_get(word)]).future]
+
+        sent = everything("a")
         await asyncio.sleep(0)
-        unsent = [
-            line.link.begin(_get("c"), dated=True),
-            line.link.send([_get("d"), _get("e")], copies=True).future,
-            line.link.begin(_get("f")),
-        ]
+        unsent = everything("b")
         line.link.abandon()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert [future.result().sent for future in sent] == [True, True]
-        assert [future.result().sent for future in unsent] == [False, False, False]
-        assert line.asked == [b"TIME", b"a", b"b", b"1"]
+        assert [future.result().sent for future in sent] == [True] * 4
+        assert [future.result().sent for future in unsent] == [False] * 4
+        assert line.asked == [(b"a",), (b"a",), (b"a",), (b"1",), (b"commits", b"a"), (b"TIME",), (b"look", b"a")]
 
     _turns(run)
 
@@ -216,7 +305,7 @@ def test_what_is_no_reply_ends_the_connection() -> None:
     async def run() -> None:
         for data in (b"HTTP/1.1 400\r\n", b"+OK\r\n+OK\r\n"):
             line = Line()
-            future = line.link.begin(_get("a"))
+            future = line.link.commit(_part("a"))
             await asyncio.sleep(0)
             line.link.data_received(data)
             assert line.link.broken
@@ -229,7 +318,7 @@ def test_what_is_no_reply_ends_the_connection() -> None:
 def test_silence_is_counted_from_the_last_word() -> None:
     async def run() -> None:
         line = Line()
-        futures = [line.link.begin(_get(f"w{number}")) for number in range(8)]
+        futures = [line.link.send([_get(f"w{number}")]).future for number in range(8)]
         await asyncio.sleep(0)
         for number in range(7):  # a word now and then is enough, for longer than the patience in all
             for _ in range(3):
@@ -242,7 +331,7 @@ def test_silence_is_counted_from_the_last_word() -> None:
         assert line.link.broken
         await asyncio.sleep(0)
         assert futures[-1].result() == Lost("no reply for 60 s", True, True)
-        assert [future.result() for future in futures[:7]] == [b"w%d" % number for number in range(7)]
+        assert [future.result() for future in futures[:7]] == [[b"w%d" % number] for number in range(7)]
 
     _turns(run)
 
@@ -251,11 +340,11 @@ def test_nobody_looks_at_a_connection_that_owes_nothing() -> None:
     async def run() -> None:
         line = Line()
         for _ in range(3):
-            future = line.link.begin(_get("a"))
+            future = line.link.commit(_part("a"))
             await asyncio.sleep(0)
             assert line.link._watch is not None
             line.answer(1)
-            assert future.result() == b"a"
+            assert future.result() == [b"a"]
             line.link._look()
             assert line.link._watch is None
 

@@ -1,9 +1,9 @@
-"""The Redis backend: one store in one slot of a Redis or Valkey server, one script for each commit.
+"""The Redis backend: one store in one slot of a Redis or Valkey server, one script for all commits.
 
-`backend` is the port, its reading half `reading`; `asynchronous` (over `multiplexer`) and `blocking` are its two
-drivers. The ``.lua`` files are what runs on the server; `scripts` puts them together. `record` has the forms that lie
-on the server, `requests` translates a commit, `greeting` is what every new connection asks, `address` finds the server,
-`failures` turns errors into ours.
+`backend` is the port, its reading half `reading`; `asynchronous` (over `multiplexer` and `shared`) and `blocking` are
+its two drivers. The ``.lua`` files are what runs on the server; `scripts` puts them together. `record` has the forms
+that lie on the server, `requests` translates a commit, `greeting` is what every new connection asks, `address` finds
+the server, `failures` turns errors into ours.
 
 **What lies on the server**: seven keys with the store's name as hash tag, so in one slot. ``entries`` is a hash of key
 -> newest entry, with the reserved fields ``s`` (head), ``m`` (meta), ``r`` (run id), ``v`` (form) and ``x`` +
@@ -14,11 +14,18 @@ the snapshot's edge. ``feed`` is a stream with the position as id. ``expiring`` 
 transactions whose record has no place in the feed by when it may go, and ``large`` keeps values of over 4 KiB out of
 what every check has to load.
 
-**A commit is one call of one script**, and the server runs one script at a time, start to end. So the order of commits
-is the order of the calls, the position is a counter, and a snapshot is a number. Everything is checked before
-anything is written, merges included; the first write is one that the server refuses if it may not write at all. So a
-commit is there whole or not at all. The absent are judged like the present, and whatever has changed in a range has a
-position behind the snapshot and stands in the feed behind it, tombstones and quiet commits included: no phantom.
+**A commit is a part of one call of one script**, and the server runs one script at a time, start to end. So the order
+of commits is the order of the calls, the position is a counter, and a snapshot is a number. Everything is checked
+before anything is written, merges included; the first write is one that the server refuses if it may not write at all.
+So a commit is there whole or not at all. The absent are judged like the present, and whatever has changed in a range
+has a position behind the snapshot and stands in the feed behind it, tombstones and quiet commits included: no phantom.
+
+**A call has the commits of a turn of the loop**, one after the other: what the good ones make stands, for those behind
+them in the call, in the place of what was read, so each is judged as if those before it had been done by calls of
+their own, and one that is refused leaves no trace. That holds for all that a commit looks up by key. What it looks up
+by range is not in there, so a commit with spans, clears or keys to fetch is the only one of its call. All writes come
+at the end, together. Where that fails as a whole, by an error reply, nothing of any of them is written, and each that
+may not have been the cause goes again alone.
 
 **The feed** has one entry for each position, in order; a commit of very many keys takes several entries of one
 position, which readers join and no page divides. Quiet commits have an entry, too, which tells readers nothing: it lets

@@ -9,7 +9,7 @@ and the cancellation then carries a note that says how the commit ended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from interlock.backends.redis import failures
@@ -17,10 +17,12 @@ from interlock.backends.redis.address import Address, address_of, connect_suspen
 from interlock.backends.redis.elsewhere import ThreadedDriver
 from interlock.backends.redis.greeting import greet
 from interlock.backends.redis.home import REPEATS, Driver, Known, Lost, Moved, Options
-from interlock.backends.redis.multiplexer import Future, Link, Replies
-from interlock.backends.redis.scripts import Calls, Command
+from interlock.backends.redis.multiplexer import Link
+from interlock.backends.redis.scripts import Calls, Command, Part, answers
+from interlock.backends.redis.shared import Future, Replies
 from interlock.backends.redis.tail import Tail
 from interlock.errors import BackendUnavailableError, UsageError
+from interlock.model import Key
 from interlock.runtime import AsyncRuntime
 
 _MOVES: Final = 5
@@ -31,11 +33,8 @@ _CLOSED: Final = "this store is closed"
 class LoopLinks:
     """The connections of one event loop."""
 
-    def __init__(
-        self, address: Address, options: Options, calls: Calls, known: Known, told: Callable[[int], None]
-    ) -> None:
+    def __init__(self, address: Address, options: Options, calls: Calls, known: Known) -> None:
         self._address = address
-        self._told = told
         self._options = options
         self._calls = calls
         self._known = known
@@ -84,7 +83,7 @@ class LoopLinks:
     async def _connect(self, place: tuple[str, int] | None, held_seconds: float) -> Link:
         writer = await connect_suspending(self._address, self._options, place)
         options = self._options
-        link = Link(writer, options.confirmation, options.connect_seconds, self._told)
+        link = Link(writer, self._calls, options.confirmation, options.connect_seconds)
 
         async def ask(*commands: Command) -> Replies:
             replies: Replies | Lost = await link.send(commands).future
@@ -128,9 +127,6 @@ class AsyncDriver(Driver):
         self._elsewhere: ThreadedDriver | None = None
         self._closed = False
 
-    def _told(self, time: int) -> None:
-        self.clock = time
-
     async def _links(self, loop: asyncio.AbstractEventLoop) -> LoopLinks:
         if self._closed:
             raise UsageError(_CLOSED)
@@ -138,7 +134,7 @@ class AsyncDriver(Driver):
         if links is None or links.closed:
             for other in [each for each in list(self._loops) if each.is_closed()]:  # other threads add to it meanwhile
                 self._loops.pop(other, None)
-            links = self._loops[loop] = LoopLinks(self._address, self._options, self._calls, self._known, self._told)
+            links = self._loops[loop] = LoopLinks(self._address, self._options, self._calls, self._known)
             await links.begin()
         return links
 
@@ -149,14 +145,23 @@ class AsyncDriver(Driver):
             self._elsewhere = ThreadedDriver(self._options, self._calls, self._known)
         return self._elsewhere
 
-    def begin(self, command: bytes, *, dated: bool = False) -> Future | None:
-        """See `interlock.backends.redis.home.Driver`."""
+    def _link(self) -> Link | None:
         try:
             links = self._loops.get(asyncio.get_running_loop())
         except RuntimeError:  # trio
             return None
         link = None if links is None else links.link
-        return None if link is None or link.broken else link.begin(command, dated=dated)
+        return None if link is None or link.broken else link
+
+    def commit(self, part: Part) -> Future | None:
+        """See `interlock.backends.redis.home.Driver`."""
+        link = self._link()
+        return None if link is None else link.commit(part)
+
+    def look(self, keys: Sequence[Key]) -> Future | None:
+        """See `interlock.backends.redis.home.Driver`."""
+        link = self._link()
+        return None if link is None else link.look(keys)
 
     async def wait_out(self, begun: Future, interrupt: BaseException) -> None:
         """See `interlock.backends.redis.home.Driver`."""
@@ -268,7 +273,7 @@ def _ending(future: Future | None) -> str:
     answer: Any = future.result()
     if isinstance(answer, Lost):
         return "the commit had begun and its answer was lost; it may or may not have happened"
-    if type(answer) is list and not isinstance(answer[0], int):  # the first of several replies
-        answer = answer[0]
+    if type(answer) is list and type(answer[0]) is list:  # the replies to several commands, the commit's first
+        (answer,) = answers(answer[0])
     done = type(answer) is list and answer[0] == 1
     return f"the commit had begun and was not abandoned: it {'was done' if done else 'was refused'}"

@@ -11,7 +11,8 @@ from interlock.backends.redis import failures, requests
 from interlock.backends.redis.home import DURABILITIES, Driver, Known, Lost, Options
 from interlock.backends.redis.reading import CLOSED, KEYS_PER_CALL, Reader, misplaced, too_old
 from interlock.backends.redis.record import MICRO, entry_of, pair_of
-from interlock.backends.redis.scripts import Calls, Command
+from interlock.backends.redis.scripts import DONE, Calls, Command, Part, answers
+from interlock.backends.redis.shared import Together
 from interlock.errors import (
     BackendUnavailableError,
     CommitUnknownError,
@@ -115,10 +116,10 @@ class RedisBackend(Reader):
         copies = writes and request.durable and self._confirms
         computed: dict[Key, bytes] | None = None
         while True:
-            command = requests.packed_commit(self._calls, request, computed)
-            begun = None if copies or self._closed else self._driver.begin(command)
+            part = requests.packed_commit(request, computed)
+            begun = None if copies or self._closed else self._driver.commit(part)
             if begun is None:
-                answer = await self._asked(command, writes=writes, copies=copies)
+                answer = await self._asked(part, writes=writes, copies=copies)
             else:
                 try:
                     answer = await begun
@@ -127,11 +128,11 @@ class RedisBackend(Reader):
                         await self._driver.wait_out(begun, interrupt)
                     raise
                 if type(answer) is not list:
-                    answer = await self._asked_again(answer, command, writes=writes)
+                    answer = await self._asked_again(answer, part, writes=writes)
             if answer[0] != requests.OUTSIDE:
                 break
             computed = (computed or {}) | requests.compute(request, answer[1])
-        if answer[0] != requests.DONE:
+        if answer[0] != DONE:
             raise self._refusal(request, answer)
         position = answer[1]
         nonce = request.transaction & NONCE_MASK if writes else int.from_bytes(answer[5], "big")
@@ -143,22 +144,32 @@ class RedisBackend(Reader):
             tuple([entry_of(raw) for raw in answer[4]]) if request.fetch else (),
         )
 
-    async def _asked(self, command: Command, *, writes: bool, copies: bool = False) -> Any:
-        """The answer of a commit's script; with ``copies`` once the replicas have what it wrote."""
-        answer, *confirmed = await self.ask(command, commits=writes, copies=copies)
-        if confirmed and answer[0] == requests.DONE and confirmed[0] < self._options.replicas:
+    async def _asked(self, part: Part, *, writes: bool, copies: bool = False) -> Any:
+        """The answer to a commit that goes alone; with ``copies`` once the replicas have what it wrote."""
+        return await self._sent(self._calls.commits((part,)), writes=writes, copies=copies)
+
+    async def _sent(self, command: Command, *, writes: bool, copies: bool = False) -> Any:
+        reply, *confirmed = await self.ask(command, commits=writes, copies=copies)
+        (answer,) = answers(reply)
+        if confirmed and answer[0] == DONE and confirmed[0] < self._options.replicas:
             raise CommitUnknownError(f"the primary has the commit, but of its replicas only {confirmed[0]} in time")
         return answer
 
-    async def _asked_again(self, reply: Any, command: Command, *, writes: bool) -> Any:
-        """The answer of a commit's script after one that is none: repeated if it certainly was not done, or if it
-        would not write."""
+    async def _asked_again(self, reply: Any, part: Part, *, writes: bool) -> Any:
+        """The answer to a commit after a reply that is none: repeated if it certainly was not done, or if it would not
+        write. An error that several commits have met together may be about one of them only: each learns alone
+        whether it is the one."""
+        command: Command = self._calls.commits((part,))
+        if type(reply) is Together:
+            reply = reply.reply
+            if not failures.code_of(str(reply)):
+                return await self._sent(command, writes=writes)
         if type(reply) is Lost:
             if (writes and reply.sent) or reply.silent:
                 raise failures.lost(reply.text, commits=writes and reply.sent)
         else:
             (command,) = await self._mend(reply, (command,), 1)
-        return await self._asked(command, writes=writes)
+        return await self._sent(command, writes=writes)
 
     def _refusal(self, request: CommitRequest, answer: list[Any]) -> Exception:
         status = answer[0]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from interlock.backends.redis.scripts import Command
+from interlock.backends.redis.scripts import Command, Part
+from interlock.model import Key
 
 DURABILITIES: Final = ("fsync", "replicated", "none")
 REPEATS: Final = 3
@@ -71,17 +72,18 @@ Ask = Callable[..., Awaitable[list[Any]]]
 class Driver(Protocol):
     """One leaf's connections."""
 
-    clock: int = 0
-    """The server's time in microseconds, as the last answer to a dated command of `begin` had it."""
+    def commit(self, part: Part) -> Awaitable[Any] | None:
+        """Send a commit, together with others of this moment; what can be awaited is its answer, an error reply as it
+        is, `shared.Together` in place of one that is to several, `Lost` where none will come. None where a connection
+        has to be made first, or this leaf does not do it: then `ask` does."""
+        return None
 
-    def begin(self, command: bytes, *, dated: bool = False) -> Awaitable[Any] | None:
-        """Send one packed command without a word more than that takes; its reply can be awaited: an error reply as it
-        is, `Lost` where none will come. ``dated``: and `clock` is set by then. None where a connection has to be made
-        first, or this leaf does not do it: then `ask` does."""
+    def look(self, keys: Sequence[Key]) -> Awaitable[Any] | None:
+        """Read keys, in the same way: a `shared.Look` and where in it the first key's entry is."""
         return None
 
     async def wait_out(self, begun: Any, interrupt: BaseException) -> None:
-        """Wait for the answer to a commit of `begin` whose caller was interrupted, ``grace_seconds`` at most, and note
+        """Wait for the answer to a commit of `commit` whose caller was interrupted, ``grace_seconds`` at most, and note
         on the interrupt how the commit ended."""
         return
 

@@ -165,17 +165,18 @@ if merging then
   end
   local outside
   after, merged = {}, {}
-  local place = rows + 6
+  local place = g + 1
   for i = 1, rows do
     local operation = sub(plan, 18 * i - 16, 18 * i - 16)
     if operation ~= '-' then place = place + 1 end
     if operation == 'm' or operation == 'M' then
-      local k, e = A[i + 4], r[i + 3]
+      local k, e = A[f + i], r[f + i - 1]
       local value
       local flags = e and byte(e, 17) or 1
       if cleared and cleared[k] then flags = 1 end
       if flags % 2 == 0 then
-        if flags % 4 >= 2 then value = call('HGET', KEYS[7], pack('>I4', #k) .. k .. sub(e, 1, 8))
+        local name = flags % 4 >= 2 and pack('>I4', #k) .. k .. sub(e, 1, 8)
+        if name then value = kept[name] or call('HGET', KEYS[7], name)
         else value = sub(e, flags % 8 >= 4 and 26 or 18) end
       end
       local stamp, argument, done = value and sub(e, 1, 16) or string.rep('\0', 16), A[place]

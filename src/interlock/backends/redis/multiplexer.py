@@ -1,24 +1,25 @@
 """One connection of an event loop for any number of tasks, filled once in each turn of the loop.
 
-Commands that tasks send in one turn go out in one write, and replies come in the order of the commands; that is nearly
-all there is to it. redis-py, which gives each task a connection and each reply a walk through its layers, takes several
-times the processor time of a commit.
+What tasks want in one turn goes out in one write: all commits in one call of their script, all reads in one command,
+and the single commands of whoever needs another (`shared` has what takes the replies). redis-py, which gives each task
+a connection and each reply a walk through its layers, takes several times the processor time of a commit.
 
-**Order.** What is sent waits in `_calls`, one place for each reply that will come, in the order of the commands. Both
-are appended to in the same step and replies are taken from the front, so a reply cannot reach another's caller. A
-caller who is cancelled leaves the place behind, and the reply that comes for it goes nowhere. What was not written yet
-is the tail of `_calls`, as long as `_unsent`.
+**Order.** What was written waits in `_calls`, one place for each reply that will come, in the order of the commands.
+Both are appended to in the same step and replies are taken from the front, so a reply cannot reach another's caller. A
+caller who is cancelled leaves the future behind, and the answer that comes for it is kept for as long as the future
+is. What was not written yet is in `_alone`, `_commits` and `_looks`. Commits go before reads: whoever reads in the same
+turn sees them, and has to run again less often.
 
-**One clock for a turn.** Reads have to say what time it was. The first of a write sends `TIME` before it, for all of
-them: its answer is there before theirs, and not later than the server's time when they are looked at. So an entry
-that has expired by it has expired, and a commit is judged by the server's own clock anyhow.
+**One clock for a turn.** Reads have to say what time it was. `TIME` is sent before them, once for all: its answer is
+there before theirs, and not later than the server's time when they are looked at. So an entry that has expired by it
+has expired, and a commit is judged by the server's own clock anyhow.
 
 **Two halves.** If everything goes out at the end of a turn, the server has nothing to do while the tasks run, and the
 tasks have nothing to do while the server works: each waits for the other. So where many tasks are busy, the first half
 of what a turn may send goes out as soon as it is there, and from then on two groups are on their way in turns. Each
 half costs a write and, on a server that syncs every time, a sync. That is worth it only while the tasks keep this side
 busy for longer than it then waits for a reply, which is measured in each turn; with a slow disk, or a far server,
-everything goes out together. The order of the commands is the same either way.
+everything goes out together.
 
 **Silence.** A server that is stopped, or a network that swallows, ends no connection. While replies are due, a timer
 looks whether any has come; if none has for ``patience_seconds``, at most a quarter more, the connection is given up and
@@ -37,124 +38,43 @@ from weakref import WeakKeyDictionary
 import hiredis
 
 from interlock.backends.redis.home import Lost
-from interlock.backends.redis.scripts import Command, packed
-
-Replies = list[Any]
-Future = asyncio.Future[Any]
+from interlock.backends.redis.scripts import Calls, Command, Part, packed
+from interlock.backends.redis.shared import Clock, Commits, Confirmation, Future, Group, Look, Place
 
 _LEAST_HALF: Final = 4
-"""Fewer commands than this are not worth a write of their own."""
+"""Fewer callers than this are not worth a write of their own."""
 _LOOKS: Final = 4
 """How often silence is looked for in the time that it may last."""
+_TOGETHER_BYTES: Final = 32_768
+"""How much the commits of one call may say: a script holds up everybody."""
+_TOGETHER_KEYS: Final = 256
+"""How many keys are read by one command, unless one caller wants more."""
 _TIME: Final = packed((b"TIME",))
 _CLOSED: Final = "closed by the server"
 _NEVER: Final = 1 << 60
 _UNKNOWN: Final = float("inf")
 
 
-class Place:
-    """What takes a reply, where that is more than one caller's only one."""
-
-    __slots__ = ()
-
-    def take(self, reply: Any) -> None:
-        """The reply has come."""
-
-    def lose(self, lost: Lost) -> None:
-        """It will not come."""
-
-
-class Clock(Place):
-    """Takes the server's time, in microseconds."""
-
-    __slots__ = ("told",)
-
-    def __init__(self, told: Callable[[int], None]) -> None:
-        self.told = told
-
-    def take(self, reply: Any) -> None:
-        """The server has said what time it is."""
-        if type(reply) is list:
-            self.told(int(reply[0]) * 1_000_000 + int(reply[1]))
-
-
-class Group(Place):
-    """Takes the replies to several commands of one caller, and the confirmation that it may share with others."""
-
-    __slots__ = ("awaited", "future", "replies", "result")
-
-    def __init__(self, future: Future, awaited: int) -> None:
-        self.future = future
-        self.awaited = awaited
-        self.replies: Replies = []
-        self.result: Replies | Lost | None = None
-
-    def take(self, reply: Any) -> None:
-        """One more."""
-        self.replies.append(reply)
-        if len(self.replies) == self.awaited:
-            self._finish(self.replies)
-
-    def lose(self, lost: Lost) -> None:
-        """What is missing will not come."""
-        if self.result is None:
-            self._finish(lost)
-
-    def _finish(self, result: Replies | Lost) -> None:
-        self.result = result
-        if not self.future.done():
-            self.future.set_result(result)
-
-    def again(self) -> Future:
-        """A future to wait for after the first was cancelled."""
-        if self.future.cancelled():
-            self.future = self.future.get_loop().create_future()
-            if self.result is not None:
-                self.future.set_result(self.result)
-        return self.future
-
-
-class Confirmation(Place):
-    """Takes the reply that confirms all commits of a turn, for each of them."""
-
-    __slots__ = ("groups",)
-
-    def __init__(self, groups: list[Group]) -> None:
-        self.groups = groups
-
-    def take(self, reply: Any) -> None:
-        """How many replicas have them."""
-        for group in self.groups:
-            group.take(reply)
-
-    def lose(self, lost: Lost) -> None:
-        """It will not come."""
-        for group in self.groups:
-            group.lose(lost)
-
-
 class Link(asyncio.Protocol):
-    """The connection. ``confirmation`` is sent behind the commits of a turn, once for all of them; ``told`` hears the
-    server's time."""
+    """The connection. ``confirmation`` is sent behind the commits of `send` of a turn, once for all of them."""
 
     def __init__(
-        self,
-        writer: asyncio.StreamWriter,
-        confirmation: Command | None,
-        patience_seconds: float,
-        told: Callable[[int], None],
+        self, writer: asyncio.StreamWriter, calls: Calls, confirmation: Command | None, patience_seconds: float
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._new_future: Callable[[], Future] = partial(asyncio.Future, loop=self._loop)
         self._writer = writer  # kept, for it closes the transport when it goes
         transport: Any = writer.transport
         self._transport = transport
+        self._scripts = calls
         self._confirmation = confirmation
-        self._clock = Clock(told)
-        self._dated = False
+        self._clock = Clock()
         self._reader = hiredis.Reader()
-        self._calls: deque[Future | Place] = deque()
-        self._unsent: list[bytes] = []
+        self._calls: deque[Place] = deque()
+        self._alone: list[tuple[Place, bytes]] = []
+        self._commits: list[Commits] = []
+        self._looks: list[Look] = []
+        self._begun = 0
         self._ending = False
         self._half = _NEVER
         self.now = self._loop.time
@@ -173,72 +93,99 @@ class Link(asyncio.Protocol):
         transport.resume_reading()
 
     # -- sending: the link must not be broken --------------------------------------------------------------------------
-    def begin(self, command: bytes, *, dated: bool = False) -> Future:
-        """Send a command with this turn's. The future's result is the reply, or `Lost`. ``dated``: the server is asked
-        for the time in the same turn."""
-        calls, unsent = self._calls, self._unsent
-        if not self._ending:
-            self._ending = True
-            self._loop.call_soon(self._end_turn)
-        if dated and not self._dated:
-            self._dated = True
-            calls.append(self._clock)
-            unsent.append(_TIME)
+    def commit(self, part: Part) -> Future:
+        """Send a commit with this turn's. The future's result is its answer as `shared.Commits` gives it, or `Lost`."""
         future = self._new_future()
-        calls.append(future)
-        unsent.append(command)
-        if len(unsent) >= self._half:
-            self._flush()
+        open_, size = self._commits, len(part[1]) + len(part[2])
+        if not open_ or part[3] or open_[-1].closed or open_[-1].size + size > _TOGETHER_BYTES:
+            open_.append(Commits(self._late, part[3]))
+        commits = open_[-1]
+        commits.size += size
+        commits.parts.append(part)
+        commits.futures.append(future)
+        self._count()
+        return future
+
+    def look(self, keys: Sequence[bytes]) -> Future:
+        """Read keys with this turn's. The future's result is a `shared.Look` and where in it the first key's entry is,
+        or the error reply, or `Lost`."""
+        future = self._new_future()
+        open_ = self._looks
+        if not open_ or len(open_[-1].keys) + len(keys) > _TOGETHER_KEYS:
+            open_.append(Look(self._late, self._clock))
+        look = open_[-1]
+        look.starts.append(len(look.keys) + 2)
+        look.keys += keys
+        look.futures.append(future)
+        self._count()
         return future
 
     def send(self, commands: Sequence[Command], *, copies: bool = False) -> Group:
         """Send several commands in a row. The result is the list of replies, or `Lost`; ``copies``: the confirmation
         is the last of them."""
+        copies = copies and self._confirmation is not None
+        group = Group(self._new_future(), len(commands) + copies)
+        self._alone += [(group, packed(command)) for command in commands]
+        if copies:
+            self._confirming.append(group)
+        self._count()
+        return group
+
+    def _count(self) -> None:
+        """One caller more in this turn."""
         if not self._ending:
             self._ending = True
             self._loop.call_soon(self._end_turn)
-        copies = copies and self._confirmation is not None
-        group = Group(self._new_future(), len(commands) + copies)
-        for command in commands:
-            self._calls.append(group)
-            self._unsent.append(packed(command))
-        if copies:
-            self._confirming.append(group)
-        return group
+        self._begun += 1
+        if self._begun >= self._half:
+            self._flush()
 
     def _end_turn(self) -> None:
         """Send what is left, and see whether the next turn is worth halving."""
         self._ending = False
         self._flush()
         self._sent_at = now = self.now()
-        half = len(self._calls) // 2
+        half = sum([place.callers() for place in self._calls]) // 2
         self._half = half if half >= _LEAST_HALF and self._waited < now - self._heard_at else _NEVER
 
     def _flush(self) -> None:
-        if self.broken or not self._unsent:  # whoever sent something hears of it from `connection_lost`
+        if self.broken or not self._begun:  # whoever sent something hears of it from `connection_lost`
             return
+        self._begun = 0
+        calls, written = self._calls, []
+        for place, command in self._alone:
+            calls.append(place)
+            written.append(command)
+        self._alone = []
         if self._confirming and self._confirmation is not None:
-            self._calls.append(Confirmation(self._confirming))
-            self._unsent.append(packed(self._confirmation))
+            calls.append(Confirmation(self._confirming))
+            written.append(packed(self._confirmation))
             self._confirming = []
-        unsent, self._unsent = self._unsent, []
-        self._dated = False
+        for commits in self._commits:
+            calls.append(commits)
+            written.append(self._scripts.commits(commits.parts))
+        self._commits = []
+        if self._looks:
+            calls.append(self._clock)
+            written.append(_TIME)
+            for look in self._looks:
+                calls.append(look)
+                written.append(self._scripts.look(look.keys))
+            self._looks = []
         if self._watch is None:
             self._heard = True
             self._look_later()
-        self._transport.write(b"".join(unsent))
+        self._transport.write(b"".join(written))
 
     def again(self, future: Future) -> Future | None:
-        """A future for what a cancelled one of `begin` was waiting for; None if it was not of this link."""
+        """A future for what a cancelled one of `commit` or `look` was waiting for; None if it was not of this link."""
         found = self._new_future()
         if future in self._late:
             found.set_result(self._late.pop(future))
             return found
-        for number, place in enumerate(self._calls):
-            if place is future:
-                self._calls[number] = found
-                return found
-        return None
+        return next(
+            (found for place in (*self._calls, *self._commits, *self._looks) if place.replace(future, found)), None
+        )
 
     # -- what the transport calls --------------------------------------------------------------------------------------
     def data_received(self, data: bytes) -> None:
@@ -250,13 +197,7 @@ class Link(asyncio.Protocol):
         reader.feed(data)
         try:
             while (reply := reader.gets()) is not False:
-                place = calls.popleft()
-                if isinstance(place, Place):
-                    place.take(reply)
-                elif not place.done():
-                    place.set_result(reply)
-                else:
-                    self._late[place] = reply
+                calls.popleft().take(reply)
         except (hiredis.ProtocolError, IndexError):  # not a Redis server, or not ours any more
             self.abandon()
 
@@ -266,20 +207,14 @@ class Link(asyncio.Protocol):
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        calls, self._calls = self._calls, deque()
-        unsent, self._unsent = len(self._unsent), []
-        confirming, self._confirming = self._confirming, []
         text, silent = self._reason
-        for number, place in enumerate(calls):
-            lost = Lost(text, number < len(calls) - unsent, silent)
-            if isinstance(place, Place):
-                place.lose(lost)
-            elif not place.done():
-                place.set_result(lost)
-            else:
-                self._late[place] = lost
-        for group in confirming:
-            group.lose(Lost(text, False, silent))
+        lost, unsent = Lost(text, True, silent), Lost(text, False, silent)
+        for place in self._calls:
+            place.lose(lost)
+        for place in (*[place for place, _ in self._alone], *self._commits, *self._looks):
+            place.lose(unsent)
+        self._calls.clear()
+        self._alone, self._commits, self._looks, self._confirming = [], [], [], []
 
     def eof_received(self) -> None:
         """The server has closed its side."""

@@ -133,17 +133,21 @@ class Reader:
     async def read(self, keys: Sequence[Key], at: Token | None = None) -> Reading:
         """Entries of several keys as of a snapshot, or the newest. One command; where a large value or a superseded
         version is wanted, a script after it."""
-        command = self._calls.look(keys)
-        begun = None if self._closed else self._driver.begin(command, dated=True)
-        found = None if begun is None else await begun
-        if type(found) is list:
-            seen = self._driver.clock
+        begun = None if self._closed else self._driver.look(keys)
+        seen = None if begun is None else await begun
+        if type(seen) is tuple:
+            look, start = seen
+            found, time, token = look.found, look.time, look.token
+            if token is None or at is not None:
+                time, token = self._placed(found, time, at)
+                if at is None:
+                    look.time, look.token = time, token
         else:
-            found, seen = await self._found(found, command)
-        time, token = self._placed(found, seen, at)
+            found, asked = await self._found(seen, self._calls.look(keys))
+            start, (time, token) = 2, self._placed(found, asked, at)
         newest = token.position
         entries: list[Entry | None] = []
-        for place in range(2, len(found)):
+        for place in range(start, start + len(keys)):
             raw = found[place]
             if raw is None:
                 entries.append(None)

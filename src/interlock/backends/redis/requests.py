@@ -1,4 +1,4 @@
-"""A commit request as a call of `commit.lua`, put together as it goes over the connection, and its answers as ours.
+"""A commit request as its part of a call of `commit.lua`, as it goes over the connection, and its answer as ours.
 
 A merge that the script does not compute (Lua has no dates; a long list or set would hold everybody up) or that it would
 have to refuse comes back with the value it was to be applied to. `compute` applies it with the same algebra as
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from interlock import merges
 from interlock.backends.redis.record import MICRO, author_of, encode, entry_of, form_of
-from interlock.backends.redis.scripts import COUNTS, HEADS, Calls, piece
+from interlock.backends.redis.scripts import DONE, HEADS, Part, piece
 from interlock.errors import LimitExceededError
 from interlock.model import (
     ABSENT,
@@ -35,8 +35,8 @@ from interlock.model import (
     Write,
 )
 
-DONE, CLASHES, ELSEWHERE, TOO_OLD, KNOWN, TOO_MANY, OUTSIDE = range(1, 8)
-"""What `commit.lua` answers first."""
+CLASHES, ELSEWHERE, TOO_OLD, KNOWN, TOO_MANY, OUTSIDE = range(DONE + 1, DONE + 7)
+"""What an answer of `commit.lua` that does not say `DONE` begins with."""
 
 LIMITS: Final = Limits(writes=10_000, reads=20_000, spans=200, commit_bytes=32 << 20)
 """One script holds up everybody, so it may not take long."""
@@ -50,10 +50,8 @@ _KINDS: Final = {
 _FEW: Final = 100
 
 # The fixed words of a call and the rows of its plan, as `commit.lua` describes them.
-_FIXED_WORDS: Final = 6
 _HEAD: Final = Struct(">QQcQIIHHH").pack
-_BEFORE_HEAD: Final = HEADS[Struct(">QQcQIIHHH").size]
-_BEFORE_TRANSACTION: Final = piece((b"s", b"m")) + HEADS[17] + b"x"
+_BEFORE_TRANSACTION: Final = HEADS[17] + b"x"
 _ROW: Final = Struct(">BBQQ").pack
 _MARKED: Final = Struct(">BB16x").pack
 _VERSION, _ALIVE, _ABSENT, _UNCHANGED, _UNCHANGED_ALIVE, _NONE = b"v!auU-"
@@ -83,13 +81,12 @@ def check(request: CommitRequest) -> None:
             )
 
 
-def packed_commit(calls: Calls, request: CommitRequest, computed: dict[Key, bytes] | None = None) -> bytes:
-    """The call of `commit.lua`. ``computed`` holds merges that were computed here."""
+def packed_commit(request: CommitRequest, computed: dict[Key, bytes] | None = None) -> Part:
+    """Its part of a call of `commit.lua`. ``computed`` holds merges that were computed here."""
     writes, reads, guards, alive = request.writes, request.reads, request.guards, request.alive
     transaction = request.transaction.to_bytes(16, "big")
     forms: dict[Key, Any] = {}
-    # Before each word stands its head; the first and the fourth part are known only at the end.
-    parts = [b"", calls.commit, _BEFORE_HEAD, b"", _BEFORE_TRANSACTION, transaction]
+    parts = [_BEFORE_TRANSACTION, transaction]  # before each word stands its head
     plan: list[bytes] = []
     given: list[bytes] = []
     for key, expected in reads.items():
@@ -121,22 +118,18 @@ def packed_commit(calls: Calls, request: CommitRequest, computed: dict[Key, byte
                 parts += (HEADS[len(key)], key)
                 plan.append(_MARKED(_NONE, _operation(key, write, computed, forms, given)))
     planned, recorded = b"".join(plan), encode(request, transaction, forms)
-    parts += (HEADS[len(planned)], planned, HEADS[len(recorded)], recorded)
-    parts += given
+    rest = [HEADS[len(planned)], planned, HEADS[len(recorded)], recorded, *given]
     token, spans, clears, fetch = request.snapshot, request.spans, request.clears, request.fetch
-    rows, operations, others = len(plan), len(given) // 2, 0
+    rows, operations, others, alone = len(plan), len(given) // 2, 0, False
     if spans or clears or fetch:
         words = [*(bound for span in (*spans, *clears) for bound in span), *fetch]
-        parts.append(piece(words))
-        others = len(words)
-    parts.append(b"\r\n")
-    count = calls.commit_words + _FIXED_WORDS + rows + operations + others
-    parts[0] = COUNTS[count] if count < len(COUNTS) else b"*%d" % count
-    mode = b"q" if request.quiet else b"w" if writes or clears else b"v"
-    parts[3] = _HEAD(
+        rest.append(piece(words))
+        others, alone = len(words), True
+    mode = b"v" if not (writes or clears) else b"q" if request.quiet else b"w"
+    head = _HEAD(
         token.store, token.incarnation, mode, token.position, rows, operations, len(spans), len(clears), len(fetch)
     )
-    return b"".join(parts)
+    return head, b"".join(parts), b"".join(rest), alone, 3 + rows + operations + others
 
 
 def _mark_of(key: Key, expected: Expectation, absent: int, alive: frozenset[Key]) -> int:

@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
 
 from interlock.errors import UsageError
 
@@ -27,6 +27,20 @@ Command = tuple[bytes, ...] | bytes
 that form at once, the words that never change in one piece."""
 
 
+Part = tuple[bytes, bytes, bytes, bool, int]
+"""A commit in a call of `commit.lua`, as it goes over the connection: its head, the fields to read, all else that it
+says; whether it has to be the only one; of how many words fields and all else are."""
+
+DONE: Final = 1
+"""What the answer to a commit that was done begins with."""
+
+
+def answers(reply: Sequence[Any]) -> list[list[Any]]:
+    """The answers in a reply of `commit.lua`, those of plain commits spelled out."""
+    at = reply[0]
+    return [[DONE, answer, at] if type(answer) is int else answer for answer in reply[1:]]
+
+
 class _Heads(dict[int, bytes]):
     """What stands before a word of so many bytes."""
 
@@ -35,8 +49,6 @@ class _Heads(dict[int, bytes]):
 
 
 HEADS: Final = _Heads({size: b"\r\n$%d\r\n" % size for size in range(2048)})
-COUNTS: Final = [b"*%d" % count for count in range(256)]
-"""What a command of so many words begins with."""
 
 
 def piece(words: Sequence[bytes]) -> bytes:
@@ -71,6 +83,9 @@ def spelled_out(command: Command) -> Command:
     return command if text is None else whole[:start] + text + whole[end:]
 
 
+_HEAD_AND_META: Final = piece((b"s", b"m"))
+
+
 class Calls:
     """How the scripts of one store are called: ``calls.commit + arguments`` is a command."""
 
@@ -87,15 +102,26 @@ class Calls:
         self.open = made["open"]
         self.read = made["read"]
         self.scan = made["scan"]
-        self.commit = piece(made["commit"])
-        """The words of every commit; `interlock.backends.redis.requests` adds the others."""
-        self.commit_words = len(made["commit"])
+        self._commit = piece(made["commit"])
+        self._commit_words = len(made["commit"]) + 3
         self.changes = made["changes"]
         self.outcome = made["outcome"]
         self.history = made["history"]
         self.expired = made["expired"]
         self.compact = made["compact"]
         self._look = piece((b"HMGET", self.entries, b"s", b"m"))
+
+    def commits(self, parts: Sequence[Part]) -> bytes:
+        """The call that makes these commits."""
+        if len(parts) == 1:
+            head, fields, rest, _, words = parts[0]
+        else:
+            head = b"".join([part[0] for part in parts])
+            fields = b"".join([part[1] for part in parts])
+            rest = b"".join([part[2] for part in parts])
+            words = sum([part[4] for part in parts])
+        count = b"*%d" % (self._commit_words + words)
+        return b"".join((count, self._commit, HEADS[len(head)], head, _HEAD_AND_META, fields, rest, b"\r\n"))
 
     def look(self, keys: Sequence[bytes] = ()) -> bytes:
         """A command for the head and the meta field, and for keys, read in the same instant."""
