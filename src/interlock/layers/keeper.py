@@ -197,7 +197,7 @@ class Keeper:
     async def _renew_due(self, ledger: Ledger) -> None:
         now = ledger.runtime.monotonic()
         with self._mutex:
-            due = [each for owner, each in self._tenures.items() if self._due[owner] <= now + _early(each)]
+            due = self._due_before_long(now)
         if all(self._due.get(each.owner, now + 1.0) > now for each in due):
             return
         alike = [each for each in due if type(each) is Tenure and each.renews_together]
@@ -219,17 +219,23 @@ class Keeper:
                     tenure.lose(LeaseLostError(message, lease=tenure.name))
             self._note(ledger, [tenure], failed=failed)
 
+    def _due_before_long(self, now: float) -> list[Renewed]:
+        return [each for owner, each in self._tenures.items() if self._due[owner] <= now + _early(each)]
+
     def _note(self, ledger: Ledger, tenures: Sequence[Renewed], *, failed: bool = False) -> None:
         """When to renew them next; those that are lost never."""
         now = ledger.runtime.monotonic()
         with self._mutex:
-            for tenure in tenures:
-                if tenure.owner not in self._tenures:
-                    continue
-                if tenure.loss is not None:
-                    del self._tenures[tenure.owner], self._due[tenure.owner]
-                else:
-                    self._due[tenure.owner] = now + tenure.ttl_seconds / (RENEWALS * (4 if failed else 1))
+            self._set_due(tenures, now, RENEWALS * (4 if failed else 1))
+
+    def _set_due(self, tenures: Sequence[Renewed], now: float, renewals: int) -> None:
+        for tenure in tenures:
+            if tenure.owner not in self._tenures:
+                continue
+            if tenure.loss is not None:
+                del self._tenures[tenure.owner], self._due[tenure.owner]
+            else:
+                self._due[tenure.owner] = now + tenure.ttl_seconds / renewals
 
 
 def _early(tenure: Renewed) -> float:

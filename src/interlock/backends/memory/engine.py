@@ -53,61 +53,70 @@ class Engine:
 
     def read(self, keys: Sequence[Key], at: Token | None) -> Reading:
         """Entries of several keys as of a snapshot, or the newest."""
+        with self.state.lock:
+            return self._read(keys, at)
+
+    def _read(self, keys: Sequence[Key], at: Token | None) -> Reading:
         state = self.state
-        with state.lock:
-            if state.pending is not None:
-                state.apply(*state.pending)
-            get = state.current.get
-            entries = [get(keys[0])] if len(keys) == 1 else [get(key) for key in keys]  # a comprehension is a call
-            token = state.token
-            if at is None or at is token:
-                now = state.clock()
-                if now < state.last_time:
-                    now = state.last_time
-                else:
-                    state.last_time = now
-                return Reading(entries, token, now)
-            position = state.position_of(at)
-            if position < token.position:
-                for entry in entries:
-                    if state.torn if entry is None else entry.version[0] > position:
-                        shown = [state.as_of(key, position) for key in keys]
-                        superseded = any(old is not new for old, new in zip(shown, entries, strict=True))
-                        return Reading(shown, at, state.time(), superseded)
-            return Reading(entries, at, state.time())
+        if state.pending is not None:
+            state.apply(*state.pending)
+        get = state.current.get
+        entries = [get(keys[0])] if len(keys) == 1 else [get(key) for key in keys]  # a comprehension is a call
+        token = state.token
+        if at is None or at is token:
+            now = state.clock()
+            if now < state.last_time:
+                now = state.last_time
+            else:
+                state.last_time = now
+            return Reading(entries, token, now)
+        position = state.position_of(at)
+        if position < token.position:
+            for entry in entries:
+                if state.torn if entry is None else entry.version[0] > position:
+                    shown = [state.as_of(key, position) for key in keys]
+                    superseded = any(old is not new for old, new in zip(shown, entries, strict=True))
+                    return Reading(shown, at, state.time(), superseded)
+        return Reading(entries, at, state.time())
 
     def scan(self, span: Span, at: Token | None, limit: int, reverse: bool) -> Page:
         """Live, listed entries of a range."""
+        with self.state.lock:
+            return self._scan(span, at, limit, reverse)
+
+    def _scan(self, span: Span, at: Token | None, limit: int, reverse: bool) -> Page:
         state = self.state
-        with state.lock:
-            if state.pending is not None:
-                state.apply(*state.pending)
-            token = state.token if at is None else at
-            position = state.position_of(token)
-            get = state.current.get
-            items: list[tuple[Key, Entry]] = []
-            superseded = False
-            for key in state.order.walk(span, reverse=reverse):
-                newest = entry = get(key)
-                if newest is None or newest.version[0] > position:
-                    entry = state.as_of(key, position)
-                    superseded = superseded or entry is not newest
-                if entry is not None and entry.value is not None:
-                    if len(items) == limit:
-                        return Page(items, token, True, superseded)
-                    items.append((key, entry))
-            return Page(items, token, False, superseded)
+        if state.pending is not None:
+            state.apply(*state.pending)
+        token = state.token if at is None else at
+        position = state.position_of(token)
+        get = state.current.get
+        items: list[tuple[Key, Entry]] = []
+        superseded = False
+        for key in state.order.walk(span, reverse=reverse):
+            newest = entry = get(key)
+            if newest is None or newest.version[0] > position:
+                entry = state.as_of(key, position)
+                superseded = superseded or entry is not newest
+            if entry is not None and entry.value is not None:
+                if len(items) == limit:
+                    return Page(items, token, True, superseded)
+                items.append((key, entry))
+        return Page(items, token, False, superseded)
 
     def history(self, key: Key, limit: int) -> list[tuple[Entry, Author | None]]:
         """The kept versions of a key, newest first."""
+        with self.state.lock:
+            return self._history(key, limit)
+
+    def _history(self, key: Key, limit: int) -> list[tuple[Entry, Author | None]]:
         state = self.state
-        with state.lock:
-            if state.pending is not None:
-                state.apply(*state.pending)
-            newest = state.current.get(key)
-            entries = [] if newest is None else [newest]
-            entries += state.chains.get(key, [])[: -limit - 1 : -1]
-            return [(entry, state.author(entry.version)) for entry in entries[:limit]]
+        if state.pending is not None:
+            state.apply(*state.pending)
+        newest = state.current.get(key)
+        entries = [] if newest is None else [newest]
+        entries += state.chains.get(key, [])[: -limit - 1 : -1]
+        return [(entry, state.author(entry.version)) for entry in entries[:limit]]
 
     def commit(self, request: CommitRequest) -> Reply:
         """Validate, then apply."""
@@ -138,20 +147,23 @@ class Engine:
 
     def changes(self, since: Token | None, limit: int) -> tuple[list[Change], Token]:
         """The next feed records."""
+        with self.state.lock:
+            return self._changes(since, limit)
+
+    def _changes(self, since: Token | None, limit: int) -> tuple[list[Change], Token]:
         state = self.state
-        with state.lock:
-            if state.pending is not None:
-                state.apply(*state.pending)
-            position = state.horizon if since is None else state.position_of(since)
-            found: list[Change] = []
-            for place in range(position + 1, state.token.position + 1):
-                record = state.log[place]
-                change = record.change()
-                if change is not None:
-                    found.append(change)
-                    if len(found) == limit:
-                        return found, record.token
-            return found, state.token
+        if state.pending is not None:
+            state.apply(*state.pending)
+        position = state.horizon if since is None else state.position_of(since)
+        found: list[Change] = []
+        for place in range(position + 1, state.token.position + 1):
+            record = state.log[place]
+            change = record.change()
+            if change is not None:
+                found.append(change)
+                if len(found) == limit:
+                    return found, record.token
+        return found, state.token
 
     def outcome(self, transaction: TransactionId, fence: bool) -> tuple[Settled, Change | None]:
         """What became of a transaction."""

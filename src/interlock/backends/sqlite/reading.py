@@ -243,22 +243,23 @@ class Reader:
         try:
             with self.lock:
                 self._fresh()
-                horizon = self._execute(HORIZON).fetchone()[0]
-                row: Row | None = self._execute(f"SELECT {COLUMNS} FROM current WHERE key = ?", (key,)).fetchone()
-                found: list[tuple[Entry, Author | None]] = []
-                while row is not None and len(found) < limit:
-                    kept = self._execute(
-                        "SELECT id, at, record FROM feed WHERE position = ?", (row[POSITION],)
-                    ).fetchone()
-                    entry = entry_of(row)
-                    if entry is not None:
-                        found.append((entry, author_of(*kept) if kept else None))
-                    if not kept or row[POSITION] <= horizon or row[TRAIL] == QUIET:
-                        break
-                    row = records.image_of(key, records.decode(kept[2]))
-                return found
+                return self._history(key, limit)
         except FAILURES as error:
             raise self.failed(error) from error
+
+    def _history(self, key: Key, limit: int) -> list[tuple[Entry, Author | None]]:
+        horizon = self._execute(HORIZON).fetchone()[0]
+        row: Row | None = self._execute(f"SELECT {COLUMNS} FROM current WHERE key = ?", (key,)).fetchone()
+        found: list[tuple[Entry, Author | None]] = []
+        while row is not None and len(found) < limit:
+            kept = self._execute("SELECT id, at, record FROM feed WHERE position = ?", (row[POSITION],)).fetchone()
+            entry = entry_of(row)
+            if entry is not None:
+                found.append((entry, author_of(*kept) if kept else None))
+            if not kept or row[POSITION] <= horizon or row[TRAIL] == QUIET:
+                break
+            row = records.image_of(key, records.decode(kept[2]))
+        return found
 
     # -- judging -------------------------------------------------------------------------------------------------------
     def validate(self, request: CommitRequest) -> Reply:

@@ -63,8 +63,8 @@ class News:
         """Something was committed: wake everybody who does not know it."""
         if self._waiting:
             with self._changed:
-                ready = [waiter for waiter, known in self._waiting.items() if known != position]
-            wake_all(ready)
+                waiting = list(self._waiting.items())
+            wake_all([waiter for waiter, known in waiting if known != position])
 
     def close(self) -> None:
         """Wake everybody and end the thread."""
@@ -79,8 +79,7 @@ class News:
         seen = -1
         while True:
             with self._changed:
-                while not self._waiting and not self._closed:
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._waiting or self._closed)
                 if self._closed:
                     return
             try:

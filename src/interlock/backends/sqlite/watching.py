@@ -68,20 +68,23 @@ class Watchdog:
 
     def _look(self) -> bool:
         with self._lock:
-            waiting = self._waiting
-            if waiting is None:
-                return False
-            try:
-                while True:
-                    waiting.append(self._queue.get_nowait())
-            except queue.Empty:
-                pass
-            now = time.monotonic()
-            late = [
-                job
-                for job in waiting
-                if now - job.since >= self._busy_seconds and not isinstance(job, StopJob) and job.take()
-            ]
+            late = self._take_late()
         if late:
             self._give_up(late)
-        return True
+        return late is not None
+
+    def _take_late(self) -> list[Job] | None:
+        waiting = self._waiting
+        if waiting is None:
+            return None
+        try:
+            while True:
+                waiting.append(self._queue.get_nowait())
+        except queue.Empty:
+            pass
+        now = time.monotonic()
+        return [
+            job
+            for job in waiting
+            if now - job.since >= self._busy_seconds and not isinstance(job, StopJob) and job.take()
+        ]
