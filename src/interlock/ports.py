@@ -246,6 +246,24 @@ class Direct(Protocol):
         """`Backend.commit` of a quiet request, where that waits for nobody; raises what that raises."""
 
 
+class Telling(Protocol):
+    """A way to commit that says so before it returns: between the answer and the caller's next step lie a turn of the
+    event loop and all that the caller does then, and somebody may be waiting for no more than the answer.
+
+    A backend that has one has a method ``commit_telling`` of its class. ``tell`` is called with the reply of a commit
+    that was done, on the caller's event loop, at most once, perhaps never, and perhaps after the caller was cancelled;
+    it does not wait and does not raise. All else is as `Backend.commit` says."""
+
+    def __call__(self, request: CommitRequest, tell: Callable[[Reply], object]) -> Coroutine[Any, Any, Reply]:
+        """Commit."""
+
+
+def telling_way(backend: Backend) -> Telling | None:
+    """The telling commit of a backend, if its class has one of its own: a subclass may do something else to commits."""
+    way: Telling | None = getattr(backend, "commit_telling", None)
+    return way if "commit_telling" in vars(type(backend)) else None
+
+
 def direct_way(backend: Backend) -> Direct | None:
     """The short way into a backend, if its class has one. What only passes calls on (a proxy) has none."""
     way: Callable[[Backend], Direct | None] | None = getattr(type(backend), "direct", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import interlock
 from interlock.backends.memory import MemoryBackend
 from interlock.gates import IN_A_ROW, Gates, left_behind
 from interlock.model import CommitRequest, Delete, Entry, Merge, Put, Reply, Token
+from interlock.ports import telling_way
 from interlock.runtime import AsyncRuntime
 
 KEY = b"key"
@@ -225,6 +227,50 @@ def test_the_next_commit_is_sent_before_the_last_one_is_heard_of() -> None:
     asyncio.run(program())
     # All send at once and one gets through, without a gate; the others have turns, and hear when the next has sent.
     assert events == ["sent"] * 6 + ["heard", "sent"] + ["sent", "heard"] * 4 + ["heard"]
+
+
+class Told(Sent):
+    """Says at once that a commit was done, and lets two turns of the loop pass until its caller goes on."""
+
+    async def commit_telling(self, request: CommitRequest, tell: Callable[[Reply], object]) -> Reply:
+        """Noted."""
+        self.events.append("sent")
+        reply = await MemoryBackend.commit(self, request)
+        tell(reply)
+        self.events.append("told")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return reply
+
+
+def test_who_is_told_of_a_commit_hands_the_gate_on_before_the_caller_goes_on() -> None:
+    events: list[str] = []
+
+    async def program() -> None:
+        async with interlock.Store(Told(events), agent="a") as store:
+            stock: Any = store.resource("stock")
+
+            async def work() -> None:
+                await stock.run(_increase)
+                events.append("heard")
+
+            await asyncio.gather(*(work() for _ in range(4)))
+            assert await stock.read("hot") == 4
+
+    asyncio.run(program())
+    turns = events[events.index("told") :]
+    assert turns[:3] == ["told", "sent", "told"], events  # and only then the first of them has heard
+    assert [turns.count(event) for event in ("sent", "told", "heard")] == [2, 3, 3]
+
+
+def test_a_subclass_that_does_something_else_to_commits_tells_nothing() -> None:
+    class Other(Told):
+        pass
+
+    told, other = Told([]), Other([])
+    assert telling_way(told) == told.commit_telling
+    assert telling_way(other) is None
+    assert telling_way(MemoryBackend()) is None
 
 
 def test_who_is_cancelled_while_he_stands_back_learns_that_his_commit_was_done(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,11 @@ async def commit(txn: Transaction) -> Reply | None:
             request = plain_request(txn, rules)
             txn.state = SENDING
             try:
-                reply = await txn.backend.commit(request)
+                telling = None if txn.gate is None else txn.engine.telling
+                if telling is None:
+                    reply = await txn.backend.commit(request)
+                else:  # the gate is handed on before anything else is done with the reply
+                    reply = await telling(request, txn.leave_gate)
             except _REFUSALS as refused:
                 sending = _prepare(txn, [rules])
                 await _take_refusal(sending, refused, request)

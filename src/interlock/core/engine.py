@@ -28,7 +28,7 @@ from interlock.core.typed import PLAIN, value_type
 from interlock.errors import InterlockError, UnsupportedError, UsageError
 from interlock.gates import Gates, KeysInUse
 from interlock.keys import check_name
-from interlock.ports import Backend, Runtime, direct_way
+from interlock.ports import Backend, Runtime, direct_way, telling_way
 
 HOUSEKEEPING_COMMITS: Final = 512
 """After how many commits of one store object a batch is compacted."""
@@ -70,6 +70,7 @@ class Engine:
         self.direct = direct_way(backend)
         self.putting = None if self.direct is None or not self.direct.puts else self.direct
         """The direct way, if commits go by it."""
+        self.telling = telling_way(backend)
         self.runtime = runtime
         self.suspends = runtime.suspends
         self.monotonic = runtime.monotonic

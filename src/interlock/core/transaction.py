@@ -349,10 +349,11 @@ class Transaction(Attempted, eq=False):
             outer = None if outer.context is None else outer.context.old_value
         return False
 
-    def leave_gate(self) -> bool:
+    def leave_gate(self, reply: Reply | None = None) -> bool:
         """Let the next one through the gate of the hot key, with what was committed; whether there is one."""
         gate, self.gate = self.gate, None
-        return gate is not None and self.engine.gates.leave(gate, self, left_behind(self.writes.get(gate), self.reply))
+        left = None if gate is None else left_behind(self.writes.get(gate), reply or self.reply)
+        return gate is not None and self.engine.gates.leave(gate, self, left)
 
     async def need_token(self) -> Token:
         """The snapshot; taken now if nothing was read yet."""

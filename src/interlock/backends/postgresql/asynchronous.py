@@ -130,7 +130,7 @@ class AsyncDriver:
         repeats, turns = REPEATS, TURNS
         while True:
             pool = (await self._loop(loop)).pool
-            connection = await pool.acquire()
+            connection = pool.take() or await pool.acquire()
             task: asyncio.Task[list[Row]] | None = None
             try:
                 if at is not None:

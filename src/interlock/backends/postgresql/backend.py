@@ -6,7 +6,7 @@ connection that made it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from interlock.backends.postgresql import groups, reads, requests
@@ -169,9 +169,13 @@ class PostgreSQLBackend:
         return self._time(row[2])
 
     # -- writing -------------------------------------------------------------------------------------------------------
-    async def commit(self, request: CommitRequest) -> Reply:
+    def commit(self, request: CommitRequest) -> Coroutine[Any, Any, Reply]:
         """Validate, then apply, atomically: one round trip. Merges of Decimals, sets and extremes may take more where
         other processes merge the same key."""
+        return self.commit_telling(request, None)
+
+    async def commit_telling(self, request: CommitRequest, tell: Callable[[Reply], object] | None) -> Reply:
+        """See `interlock.ports.Telling`."""
         if self._closed:
             raise UsageError("this store is closed")
         token = request.snapshot
@@ -179,7 +183,11 @@ class PostgreSQLBackend:
             return await self._validate(request, from_detail(token.position, token.detail))
         job = groups.job(request, locking=self._locking)
         try:
-            reply = await (self._commit_alone(request) if job is None else self._driver.commit(job))
+            if job is None:
+                reply = await self._commit_alone(request)
+            else:
+                job.tell = tell
+                reply = await self._driver.commit(job)
         except DuplicateId:
             settled, _ = await self.outcome(request.transaction, fence=False)
             raise DuplicateTransaction(settled is Settled.COMMITTED) from None

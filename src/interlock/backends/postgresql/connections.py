@@ -11,7 +11,8 @@ does for a commit. The arrays of numbers of the commit functions therefore go as
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 import asyncpg
@@ -43,20 +44,30 @@ class Connection:
         self.home = Home(0, 0, 0)
         self.softened = False
 
-    async def fetch(self, name: str, arguments: Sequence[Any]) -> list[Row]:
+    def fetch(self, name: str, arguments: Sequence[Any]) -> Coroutine[Any, Any, list[Row]]:
         """Execute a statement."""
-        if self._options.pooler:
-            more = () if name in ("hello", "soften") else (self.home.epoch,)
-            pooled: list[Row] = await self.raw.fetch(self._texts[name], *arguments, *more)
-            return pooled
-        prepared = self._prepared.get(name) or await self.prepare(name)
+        prepared = self._prepared.get(name)
+        if prepared is None:
+            return self._fetch_anew(name, arguments)
         if name in _MANY:
             arguments = list(arguments)
             for place in self._texts_of[name]:
                 if arguments[place] is not None:
                     arguments[place] = array_text(arguments[place])
-        rows: list[Row] = await prepared.fetch(*arguments)
+        rows: Coroutine[Any, Any, list[Row]] = prepared.fetch(*arguments)
         return rows
+
+    async def _fetch_anew(self, name: str, arguments: Sequence[Any]) -> list[Row]:
+        if not self._options.pooler:
+            await self.prepare(name)
+            return await self.fetch(name, arguments)
+        more = () if name in ("hello", "soften") else (self.home.epoch,)
+        pooled: list[Row] = await self.raw.fetch(self._texts[name], *arguments, *more)
+        return pooled
+
+    def is_prepared(self, name: str) -> bool:
+        """Whether `prepare` has nothing to do."""
+        return name in self._prepared
 
     async def prepare(self, name: str) -> Any:
         """Prepare a statement if it is not; before a commit, so that a failure of this is known to be harmless."""
@@ -94,7 +105,8 @@ class LoopPool:
     def __init__(self, options: Options, texts: dict[str, str]) -> None:
         self._options = options
         self._texts = texts
-        self._places = asyncio.Semaphore(options.connections)
+        self._places = options.connections
+        self._waiting: deque[asyncio.Future[None]] = deque()  # for a place, in the order in which they came
         self._free: list[Connection] = []
         self._used: set[Connection] = set()
         self.closed = False
@@ -112,14 +124,53 @@ class LoopPool:
 
     async def acquire(self) -> Connection:
         """A connection that is not known to be broken. Raises `BackendUnavailableError`."""
-        await self._places.acquire()
+        connection = self.take()
+        if connection is not None:
+            return connection
+        await self._place()
         try:
             connection = self._usable() or await self._connect()
         except BaseException:
-            self._places.release()
+            self._give_place()
             raise
         self._used.add(connection)
         return connection
+
+    def take(self) -> Connection | None:
+        """A free connection that is not known to be broken, if there is one and nobody waits for it."""
+        connection = self._usable() if self._has_place() else None
+        if connection is not None:
+            self._places -= 1
+            self._used.add(connection)
+        return connection
+
+    def _has_place(self) -> bool:
+        """Whether there is a place that nobody else waits for; who was cancelled waits no more."""
+        return self._places > 0 and not (self._waiting and any(not turn.done() for turn in self._waiting))
+
+    async def _place(self) -> None:
+        if self._has_place():
+            self._places -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except BaseException:
+            if turn.cancelled():
+                self._waiting.remove(turn)
+            else:  # the place was given before the cancellation came
+                self._give_place()
+            raise
+
+    def _give_place(self) -> None:
+        """To the first who waits and was not cancelled meanwhile."""
+        for turn in self._waiting:
+            if not turn.done():
+                self._waiting.remove(turn)
+                turn.set_result(None)
+                return
+        self._places += 1
 
     def _usable(self) -> Connection | None:
         while self._free:
@@ -147,7 +198,7 @@ class LoopPool:
     def release(self, connection: Connection) -> None:
         """Give a connection back."""
         self._used.discard(connection)
-        self._places.release()
+        self._give_place()
         if self.closed:
             connection.raw.terminate()
         elif not connection.raw.is_closed():

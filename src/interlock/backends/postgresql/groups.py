@@ -18,7 +18,7 @@ quiet ones and those that may be lost go alone: they would make the others wait 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
@@ -69,6 +69,7 @@ class Job:
         "request",
         "snapshot",
         "taken",
+        "tell",
     )
 
     def __init__(
@@ -88,6 +89,7 @@ class Job:
         self.locking = locking
         self.record = records.encode(request)
         self.taken = False
+        self.tell: Callable[[Reply], object] | None = None
         self.future: Any = None
         self.answer: Reply | Exception | None = None
 

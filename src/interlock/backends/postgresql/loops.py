@@ -72,23 +72,21 @@ class Commits:
 
     async def _send(self, jobs: list[Job]) -> None:
         try:
-            await self._send_commits(jobs)
-        finally:
-            self._written.difference_update(*[job.request.writes for job in jobs])
-
-    async def _send_commits(self, jobs: list[Job]) -> None:
-        try:
             answers = await self._answers(jobs)
+            if answers is None:
+                for job in jobs:
+                    for answer in await self._answers([job]) or ():
+                        _answer(job, answer)
+                return
         except asyncio.CancelledError:  # the loop ends
             for job in jobs:
-                _answer(job, failures.failure(None, "the event loop has ended", commits=True))
+                if job.answer is None:
+                    _answer(job, failures.failure(None, "the event loop has ended", commits=True))
             raise
-        if answers is not None:
-            for job, answer in zip(jobs, answers, strict=True):
-                _answer(job, answer)
-            return
-        for job in jobs:
-            await self._send_commits([job])
+        finally:
+            self._written.difference_update(*[job.request.writes for job in jobs])
+        for job, answer in zip(jobs, answers, strict=True):
+            _answer(job, answer)
 
     async def _answers(self, jobs: list[Job]) -> Sequence[Reply | Exception] | None:
         """What to tell the callers; None: nothing was written, and each has to be sent by itself."""
@@ -96,7 +94,7 @@ class Commits:
         turns = TURNS
         while True:
             try:
-                connection = await self._pool.acquire()
+                connection = self._pool.take() or await self._pool.acquire()
             except Exception as error:
                 return [copy.copy(error) for _ in jobs]
             sent = False
@@ -104,7 +102,8 @@ class Commits:
                 for job in jobs:
                     connection.home.admit(job.request.snapshot)
                 name, wanted = groups.call(jobs)
-                await connection.prepare(name)
+                if not connection.is_prepared(name):
+                    await connection.prepare(name)
                 sent = True
                 rows = await connection.fetch(name, wanted)
                 return groups.outcomes(jobs, rows[0], connection.home)
@@ -162,6 +161,8 @@ class Loop:
 
 def _answer(job: Job, answer: Reply | Exception) -> None:
     job.answer = answer
+    if job.tell is not None and type(answer) is Reply:
+        job.tell(answer)
     if not job.future.done():
         job.future.set_result(answer)
 
