@@ -9,6 +9,8 @@ SECONDS ?= 1800
 ARGS   ?=
 # Tests wait for disks, servers and each other more than they compute.
 WORKERS ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN))
+# The tests start hundreds of processes: compiling the library anew would take each as long as all the rest of its start.
+unexport PYTHONDONTWRITEBYTECODE
 
 # What a stamp stands for: reinstall when the metadata changes, not when the sources do (the install is editable).
 MADE        := $(VENV)/.made
@@ -26,10 +28,11 @@ help: ## This list
 demo: $(DEMO_STAMP) ## Four processes sell a shop's orders, without and with Interlock (ARGS="--seed 7")
 	@$(BIN)/interlock demo $(ARGS)
 
-# The type checkers take one core each for a while: they run beside the tests, and are heard after them.
+# mypy takes a core for a while: it runs beside the tests, and is heard after them. pyright is not run beside them, because
+# it looks at nothing but the typed programs, and so do the tests: tests/test_typing.py.
 test: $(TEST_STAMP) ## Everything that must hold: check and all tests
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	@$(MAKE) --no-print-directory types >$(VENV)/types.log 2>&1 & types=$$!; \
+	@$(BIN)/mypy >$(VENV)/types.log 2>&1 & types=$$!; \
 	tests=0; $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) || tests=$$?; \
 	wait $$types || { cat $(VENV)/types.log; exit 1; }; \
 	exit $$tests

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import tally
+from bytecode import compile_share
 from interlock.core.transaction import current as transaction
 from interlock.saga.frames import current as saga
 from interlock.testing.conformance.world import EXAMPLES
@@ -38,6 +39,11 @@ def pytest_configure(config: pytest.Config) -> None:
         directory = tempfile.mkdtemp(prefix="interlock-bytecode-")
         os.environ["PYTHONPYCACHEPREFIX"] = directory
         config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """See there."""
+    compile_share(session.config)
 
 
 @pytest.fixture(scope="session")
