@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 
 import interlock
+import zygote
 from redis_servers import redis_server
 from servers import postgresql_server
 
@@ -33,7 +34,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ON_SERVERS = ROOT / "docs" / "how-to" / "run-on-a-server.md"
 """Its examples use the server that the environment names."""
-CLI = [sys.executable, "-c", "import sys; from interlock.cli import main; sys.exit(main())"]
+CLI = ["-c", "import sys; from interlock.cli import main; sys.exit(main())"]
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>python|console)[ \t]*\n(?P<body>.*?)^(?P=indent)```[ \t]*$",
     re.MULTILINE | re.DOTALL,
@@ -75,10 +76,10 @@ def run_command(words: list[str], directory: Path) -> None:
     assert words[0] == "interlock", f"a block that begins with our command goes on with {words[0]!r}"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("INTERLOCK_")}
     environment["PYTHONPATH"] = str(Path(interlock.__file__).parent.parent.absolute())  # the one that is tested
-    done = subprocess.run(
-        CLI + words[1:], cwd=directory, env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, f"{shlex.join(words)} exited with {done.returncode}:\n{done.stdout}{done.stderr}"
+    process = zygote.start(*CLI, *words[1:], directory=directory, environment=environment, stderr=subprocess.PIPE)
+    with process:
+        said, complained = process.communicate(timeout=100)
+    assert process.returncode == 0, f"{shlex.join(words)} exited with {process.returncode}:\n{said}{complained}"
 
 
 def run_page(text: str, name: str, directory: Path) -> None:

@@ -91,6 +91,11 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     for place, descriptor in enumerate(descriptors):
         os.dup2(descriptor, place)
         os.close(descriptor)
+    for place, name in enumerate(("stdin", "stdout", "stderr")):  # the old ones remember whether theirs was a pipe
+        old = getattr(sys, name)
+        made = open(place, old.mode, 1 if name == "stderr" else -1, old.encoding, old.errors, closefd=False)
+        setattr(sys, name, made)
+        setattr(sys, f"__{name}__", made)
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])

@@ -13,15 +13,20 @@ from typing import Any
 
 import pytest
 
+import zygote
+
 MODULE = [sys.executable, "-m", "interlock.cli"]
 SCRIPT = Path(sys.executable).with_name("interlock")
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A directory with a store that holds a few keys."""
-    for key, value in (("sku-1", "3"), ("sku-2", '{"$decimal": "1.20"}')):
-        interlock(tmp_path, "put", "stock", key, value)
+    """A directory with a store that holds a few keys, put there by copies of a process that has imported the command."""
+    for words in (("sku-1", "3"), ("sku-2", '{"$decimal": "1.20"}')):
+        command = ["-m", "interlock.cli", "put", "stock", *words]
+        with zygote.start(*command, directory=tmp_path, environment=environment()) as process:
+            said, _ = process.communicate(timeout=100)
+        assert process.returncode == 0, said
     return tmp_path
 
 
