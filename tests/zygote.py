@@ -93,7 +93,8 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
         os.close(descriptor)
     for place, name in enumerate(("stdin", "stdout", "stderr")):  # the old ones remember whether theirs was a pipe
         old = getattr(sys, name)
-        made = open(place, old.mode, 1 if name == "stderr" else -1, old.encoding, old.errors, closefd=False)
+        buffering = 1 if name == "stderr" else -1
+        made = open(place, old.mode, buffering, old.encoding, old.errors, closefd=False)  # noqa: SIM115 - for good
         setattr(sys, name, made)
         setattr(sys, f"__{name}__", made)
     os.chdir(request["directory"])

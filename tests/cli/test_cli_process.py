@@ -21,7 +21,7 @@ SCRIPT = Path(sys.executable).with_name("interlock")
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A directory with a store that holds a few keys, put there by copies of a process that has imported the command."""
+    """A directory with a store that holds a few keys. Copies of a process that has imported the command put them."""
     for words in (("sku-1", "3"), ("sku-2", '{"$decimal": "1.20"}')):
         command = ["-m", "interlock.cli", "put", "stock", *words]
         with zygote.start(*command, directory=tmp_path, environment=environment()) as process:
