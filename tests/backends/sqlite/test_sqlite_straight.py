@@ -181,7 +181,7 @@ def requests(seed: int) -> list[Callable[[Store], CommitRequest]]:
     for place in range(60):
         keys = source.sample([key("k", index) for index in range(6)], source.choice((1, 1, 2, 3)))
         plan = [
-            (each, source.choice("vvvvvvas") + source.choice("pppppd"), source.choice((None, 5.0))) for each in keys
+            (each, source.choice("vvvvvvas") + source.choice("pppppdnn"), source.choice((None, 5.0))) for each in keys
         ]
         silent, stale = source.random() < 0.9, source.random() < 0.1
 
@@ -196,7 +196,8 @@ def requests(seed: int) -> list[Callable[[Store], CommitRequest]]:
                 if entry is not None and entry.value is not None and expects != "a":
                     position, nonce = entry.version
                     guards[each] = (position, nonce ^ (expects == "s"))  # somebody else's version, or the right one
-                writes[each] = Delete() if does == "d" else Put(b"i%d" % place, seconds, place % 3 > 0)
+                if does != "n" or not writes:  # a key may be expected without being written
+                    writes[each] = Delete() if does == "d" else Put(b"i%d" % place, seconds, place % 3 > 0)
             old.append(store.snapshot())
             snapshot = old[len(old) // 2] if stale else None
             return store.request(writes, guards=guards, quiet=silent, durable=place % 2 > 0, snapshot=snapshot)
@@ -273,6 +274,26 @@ def test_a_key_that_is_put_without_a_look_is_refused_if_it_is_there(tmp_path: Pa
                 store.commit({A: number(2)}, guards={A: ABSENT}, quiet=True)
             store.commit({B: number(3)}, guards={B: ABSENT}, quiet=True)
             assert (store.value(A), store.value(B)) == (1, 3)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def test_a_key_that_is_only_expected_to_be_absent_is_looked_up(tmp_path: Path) -> None:
+    """Though as many keys are unknown as are put, and all of them are to be absent."""
+    path, new = tmp_path / "store.db", key("a5")
+    with opened(path) as other:
+        other.commit({key("a0"): number(1), B: number(1)})
+
+    def work() -> None:
+        with opened(path) as store:
+            store.commit({key("c"): number(0)})
+            assert store.entry(new) is None  # the writer learns from this that there is none
+            with pytest.raises(CommitRefused) as refused:
+                store.commit({new: number(2)}, guards={new: ABSENT, B: ABSENT}, quiet=True)
+            assert [clash.key for clash in refused.value.clashes] == [B]
+            assert store.value(new) is None
 
     thread = threading.Thread(target=work)
     thread.start()

@@ -36,8 +36,9 @@ def decide(batch: Batch, request: CommitRequest, *, blind: bool) -> Reply | None
     """Decide the only request of a batch; None if it is not as described above. ``blind``: keys may be left for SQLite
     to refuse."""
     identity = request.transaction.to_bytes(16, "big")
-    if not _is_sure(batch, request, identity) or not _look(batch, request, blind):
+    if not _is_sure(batch, request, identity):
         return None
+    _look(batch, request, blind)
     rows, now = batch.rows, batch.now
     for key, expected in request.guards.items():
         row = rows.get(key)
@@ -99,15 +100,17 @@ def _is_sure(batch: Batch, request: CommitRequest, identity: bytes) -> bool:
     )
 
 
-def _look(batch: Batch, request: CommitRequest, blind: bool) -> bool:
-    """Look up the keys; False where one of those that are expected is not put."""
+def _look(batch: Batch, request: CommitRequest, blind: bool) -> None:
+    """Look up the keys. Only keys that are put are left for SQLite to refuse."""
     writes, guards = request.writes, request.guards
-    if not guards.keys() <= writes.keys():
-        return False
     missing = batch.newest.look(writes, batch.rows)
+    if not guards.keys() <= writes.keys():
+        others = batch.newest.look(guards.keys() - writes.keys(), batch.rows)
+        if others:
+            blind = False
+            missing += others
     if missing:
         if blind and len(missing) == len(writes) and all(guards.get(key) is ABSENT for key in missing):
             batch.fresh = True
         else:
             find(batch.connection, missing, batch.rows, with_feed=False)
-    return True
