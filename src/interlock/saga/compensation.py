@@ -35,14 +35,17 @@ from interlock.saga.verifying import settle
 
 async def finish(frame: Frame, error: BaseException | None) -> BaseException | None:
     """End a frame; what its exit raises (``error`` itself: let it go on)."""
+    ready = False
     if error is None:
-        if _commit_at_once(frame):
+        ready = _close_at_once(frame)
+        if frame.status == COMMITTED:
             return None
         error = frame.doomed
     if error is None:
         late: BaseException | None = None
         try:
-            await _make_ready(frame)
+            if not ready:
+                await _make_ready(frame)
             if frame.parent is not None:
                 _join(frame, frame.parent)
             elif frame.course.recorder is not None:
@@ -55,19 +58,19 @@ async def finish(frame: Frame, error: BaseException | None) -> BaseException | N
     return await roll_back(frame, error)
 
 
-def _commit_at_once(frame: Frame) -> bool:
-    """The end of a root with nothing to wait for, to check or to run."""
-    if (
-        frame.invariants
-        or frame.parent is not None
-        or frame.course.recorder is not None
-        or any(call.cr_frame is not None for call in frame.calls)
-    ):
+def _close_at_once(frame: Frame) -> bool:
+    """Close a root with nothing to wait for, to check or to run, and without a journal commit it; False for others, of
+    which nothing has changed."""
+    recorder = frame.course.recorder
+    if frame.invariants or frame.parent is not None or (recorder is not None and recorder.has_unreached):
         return False
+    for call in frame.calls:
+        if call.cr_frame is not None:
+            return False
     with frame.course.lock:
         if frame.running or frame.children or frame.doubtful or frame.deferred or frame.doomed is not None:
             return False
-        frame.status = COMMITTED
+        frame.status = COMMITTED if recorder is None else CLOSING
     return True
 
 

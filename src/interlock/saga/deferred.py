@@ -123,7 +123,7 @@ async def _run(frame: Frame, record: StepRecord) -> None:
             record.result = await frame.world.limited(act, frame.course.shield_seconds)
         elif not await recorder.begin_deferred(frame, record):
             record.result = await frame.world.limited(act, frame.course.shield_seconds)
-            await recorder.done(frame, record)
+            recorder.done(frame, record)
         record.state = State.DONE
     except BaseException as error:
         record.error = error

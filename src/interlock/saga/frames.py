@@ -198,7 +198,8 @@ class Frame:
         course = self.course
         record.thread = threading.get_ident()
         with course.lock:
-            self.admit()
+            if self.status != OPEN or self.parent is not None:
+                self.admit()
             if record.position < 0:
                 record.position = course.next_position
                 course.next_position += 1
@@ -216,7 +217,7 @@ class Frame:
             if waited_for and keep and state is not State.FAILED:
                 self.records.append(record)
                 self.doubtful = self.doubtful or state is State.UNKNOWN
-            waiters = tuple(course.waiters)
+            waiters = tuple(course.waiters) if course.waiters else ()
         for waiter in waiters:
             waiter.wake()
         if not waited_for and state is not State.FAILED:
@@ -282,12 +283,12 @@ class Frame:
             record.error = error
             self.ended(record, State.UNKNOWN if record.called and may_have_happened(error) else State.FAILED)
             if recorder is not None and record.state is State.FAILED and not recorder.lost:
-                await recorder.failed(record)
+                recorder.failed(record)
             raise
         record.result = value
         self.ended(record, State.DONE)
         if recorder is not None:
-            await recorder.done(self, record)
+            recorder.done(self, record)
         return value
 
     async def _settle_step(self, record: StepRecord, value: Any, awaits: bool) -> Any:

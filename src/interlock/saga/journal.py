@@ -42,7 +42,7 @@ from typing import Any, Final
 
 from interlock.core.engine import Engine
 from interlock.errors import InterlockError
-from interlock.layers.ledger import Record
+from interlock.layers.ledger import Record, is_expired
 from interlock.model import ABSENT, Delete, Expectation, Key, Version, Write
 from interlock.saga import kinds
 from interlock.saga.errors import SagaClosedError
@@ -103,17 +103,17 @@ class Journal(Records):
             raise
 
     async def _look(self) -> bool:
-        found = await self.ledger.read(SAGAS, [self.head_key])
-        head = found.records[0]
-        self._token, self._at = found.token, found.at or 0.0
-        self._head_version = ABSENT if head.version is None else head.version
-        if head.value is None:
+        reading = await self.ledger.backend.read((self.head_key,))
+        entry, self._token, self._at = reading.entries[0], reading.token, reading.at
+        self._head_version = ABSENT
+        if entry is None or entry.value is None:
             return False
-        self.next_run = head.value["run"] + 1
-        if head.expired:
+        head = SAGAS.load(entry)
+        self._head_version = entry.version
+        self.next_run = head["run"] + 1
+        if is_expired(entry, reading.at):
             return False
-        self.head = dict(head.value)
-        expires_at = None if head.entry is None else head.entry.expires_at
+        self.head, expires_at = head, entry.expires_at
         self._left_seconds = None if expires_at is None else max(1.0, expires_at - self._at)
         return True
 

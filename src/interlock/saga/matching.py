@@ -256,7 +256,7 @@ def _side(fn: Any) -> tuple[Any, int]:
     """The object that stands for a function's parameters, and the number of its defaults; (None, 0): there is none."""
     if type(fn) is not FunctionType:
         return None, 0
-    if not is_bare(fn):
+    if fn.__dict__ and not is_bare(fn):
         return _face_of(fn), 0
     if fn.__kwdefaults__:
         return None, 0

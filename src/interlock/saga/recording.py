@@ -52,7 +52,6 @@ class Recorder:
         self.settled = settled
         self.replays = bool(journal.steps)
         self._unreached = set(journal.steps)
-        self._broken = False
         self._late: list[Place] = []
         self.modules: Collection[str] = ()
         self.undos: Mapping[str, Any] = {}
@@ -64,6 +63,11 @@ class Recorder:
     def lost(self) -> bool:
         """Whether another coordinator has taken over: this one undoes nothing any more."""
         return self.journal.lost
+
+    @property
+    def has_unreached(self) -> bool:
+        """Whether the program has not come to some recorded step yet."""
+        return bool(self._unreached)
 
     # -- forward -------------------------------------------------------------------------------------------------------
     async def begin(self, frame: Frame, record: StepRecord) -> bool:
@@ -124,7 +128,7 @@ class Recorder:
             verdict = await ask(frame, record)
             if isinstance(verdict, Happened):
                 record.result = verdict.result
-                await self.done(frame, record)
+                self.done(frame, record)
                 return True
             if record.transacting is not None:
                 record.transacting.earlier = None
@@ -137,7 +141,7 @@ class Recorder:
                 )
         return False
 
-    async def done(self, frame: Frame, record: StepRecord) -> None:
+    def done(self, frame: Frame, record: StepRecord) -> None:
         """A step has succeeded. Raises `ValueRefusedError` if its result cannot be kept."""
         if record.transacting is not None:
             unsaid = record.transacting.unsaid()
@@ -152,7 +156,7 @@ class Recorder:
             )
         self.journal.note(place_of(record), {"status": "done", "result": stored, "order": record.order})
 
-    async def failed(self, record: StepRecord) -> None:
+    def failed(self, record: StepRecord) -> None:
         """A step has failed by its own word."""
         if record.called and not self.settled and place_of(record) in self.journal.steps:
             self.journal.note(place_of(record), {"status": "failed"})
@@ -169,7 +173,7 @@ class Recorder:
         """Everything has succeeded: nothing is undone from here on."""
         if self.settled:
             return
-        acts = {}
+        acts: dict[Place, dict[str, Any]] = {}
         for record in deferred:
             value = {
                 "fn": path_of(record.source),
@@ -182,7 +186,8 @@ class Recorder:
                 "verify": None if record.verify_source is None else path_of(record.verify_source),
             }
             acts[place_of(record)] = value
-        self.journal.put_steps(acts)
+        if acts:
+            self.journal.put_steps(acts)
         await self.journal.set_status(records.DECIDED if deferred else records.COMMITTED)
 
     async def committed(self) -> None:
@@ -201,7 +206,7 @@ class Recorder:
             verdict = await ask(frame, record)
             if isinstance(verdict, Happened):
                 record.result = verdict.result
-                await self.done(frame, record)
+                self.done(frame, record)
                 return True
             if verdict is not NOT_HAPPENED:
                 raise TimeoutError("it was interrupted when its process died, and nobody knows whether it happened")

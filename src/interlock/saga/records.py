@@ -204,7 +204,7 @@ def declare(
     if not callable(fn):
         raise UsageError(f"a step is a function and its arguments, not {type(fn).__name__}")
     record = StepRecord(fn, arguments, named)
-    own = declared(fn)
+    own = None if type(fn) is FunctionType and not fn.__dict__ else declared(fn)
     if own is not None:
         record.fn, record.name = own.fn, own.name
         undo = own.undo if undo is None else undo

@@ -191,7 +191,8 @@ class AsyncSagaScope(Scope[S]):
 
         Raises: `UsageError` before anything is called for whatever cannot work, `SagaClosedError` if the saga is
             ending, `InvariantError` if an invariant does not hold behind the step, and what ``fn`` raises."""
-        check_options(options)
+        if not options.keys() <= OPTIONS:
+            check_options(options)
         frame = self._frame.innermost()
         return remembered(frame, frame.start(declare(fn, args, {}, frame.state, **options), True))
 

@@ -24,6 +24,7 @@ from interlock import stepping
 from interlock.core.engine import Engine
 from interlock.errors import InterlockError, UsageError
 from interlock.layers.gathering import Portion
+from interlock.layers.holdings import desk_of
 from interlock.layers.ledger import Ledger
 from interlock.model import ABSENT, CommitRefused, Expectation, Key, Put, Token, Version, Write
 from interlock.ports import Waiter
@@ -68,7 +69,7 @@ class Records:
 
     def __init__(self, engine: Engine, name: str, saga_id: str, agent: str) -> None:
         self.engine = engine
-        self._ledger = Ledger(engine)
+        self._ledger = desk_of(engine).ledger
         self._leaf: Ledger | None = None
         self.name = name
         self.saga_id = saga_id
