@@ -91,6 +91,14 @@ class Callers:
                 await self.backend.arrived.acquire()
             await asyncio.sleep(0)
 
+    async def let_one_through(self) -> None:
+        """Let the first commit end; the next one is under way when this returns."""
+        self.backend.one_by_one = True
+        self.backend.open.set()
+        await self.tasks[0]
+        await self.backend.arrived.acquire()
+        self.backend.one_by_one = False
+
     async def end(self) -> list[Any]:
         """Let everything through; what became of each."""
         self.backend.open.set()
@@ -300,10 +308,7 @@ async def test_who_is_cancelled_on_the_way_waits_for_the_answer(fault: Any, said
     await callers.begin(("a", 1), ("b", 2))
     callers.tasks.append(asyncio.create_task(noting()))
     await asyncio.sleep(0)
-    callers.backend.open.set()
-    await callers.tasks[0]
-    callers.backend.open.clear()
-    await callers.backend.arrived.acquire()
+    await callers.let_one_through()
     callers.tasks[2].cancel()
     await asyncio.sleep(0)
     assert not callers.tasks[2].done()
@@ -320,10 +325,7 @@ async def test_who_is_closed_on_the_way_waits_for_nothing() -> None:
     await callers.begin(("a", 1), ("b", 2))
     closed = callers.write("c", 3)
     closed.send(None)
-    callers.backend.open.set()
-    await callers.tasks[0]
-    callers.backend.open.clear()
-    await callers.backend.arrived.acquire()
+    await callers.let_one_through()
     closed.close()
     await callers.end()
     assert callers.sizes() == [1, 2]
@@ -388,14 +390,13 @@ async def test_the_sender_is_interrupted(behind: bool) -> None:
     if behind:
         callers.backend.faults = {2: "interrupted"}
     await callers.begin(("a", 1), ("b", 2), ("c", 3), ("d", 4))
-    callers.backend.one_by_one = not behind
-    callers.backend.open.set()
-    await callers.tasks[0]
-    if not behind:
-        await callers.backend.arrived.acquire()
+    if behind:
+        callers.backend.open.set()
+        await callers.tasks[0]
+    else:
+        await callers.let_one_through()
         callers.tasks[1].cancel()
         await asyncio.wait([callers.tasks[1]])
-        callers.backend.one_by_one = False
     done = await callers.end()
     assert isinstance(done[1], asyncio.CancelledError)
     assert await callers.values(*"abcd") == [1, 2 if behind else None, 3, 4]
