@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType, MethodType
 from typing import Any, Final
 
@@ -39,6 +39,8 @@ _pack = msgspec.msgpack.Encoder().encode
 _DIGEST_BYTES = 16
 _OWN_FINGERPRINT_BYTES = 64
 """What is no longer than this is its own fingerprint: cheaper to keep than to digest."""
+_FOUR: Final = b"\x94"
+"""How msgpack begins an array of four."""
 _SIMPLE: Final = frozenset((str, int, bool, type(None)))
 SESSION: Final = "session"
 """The operation name of a bare session."""
@@ -164,7 +166,8 @@ def call_fingerprint(agent: str, fn: Callable[..., Any], arguments: tuple[Any, .
     over variables (they would not be bound), and for arguments that have no stored form: pass
     ``idempotency_fingerprint=`` then."""
     if type(fn) is FunctionType and not named:
-        plain = _of_whole_call(agent, _bindable(fn), arguments)
+        binding = _bindable(fn)
+        plain = _of_plain_call(_head(agent, binding.names), binding.places, arguments)
         if plain is not None:
             return plain
     inner, arguments, named = _look_through(fn, arguments, named)
@@ -176,7 +179,7 @@ def call_fingerprint(agent: str, fn: Callable[..., Any], arguments: tuple[Any, .
         raise UsageError(f"{operation_name(inner)} cannot be called like this: {error}") from None
     try:
         names = tuple(sorted(values))
-        plain = _of_plain_call(agent, names, tuple([values[name] for name in names]))
+        plain = _of_plain_call(_head(agent, names), range(len(names)), tuple([values[name] for name in names]))
         return _digest(("call", agent, values)) if plain is None else plain
     except ValueRefusedError as error:
         raise UsageError(
@@ -189,11 +192,11 @@ def identify(
     agent: str | None, home: Resource | None, fn: Callable[..., Any], arguments: tuple[Any, ...], key: str
 ) -> tuple[str, Key, bytes]:
     """The operation's name, where the record of a call's key lies, and the call's fingerprint. Raises as
-    `call_fingerprint` and `record_key` do."""
+    `call_fingerprint` and `record_key` do. The key is one that `interlock.core.options.lone_key` has found."""
     resource_name = "" if home is None else home.space.name
-    if type(fn) is FunctionType and key.isascii():
-        operation, scope, binding = _calling(fn, resource_name)
-        plain = _of_whole_call(agent or "", binding, arguments)
+    if type(fn) is FunctionType:
+        operation, scope, head, places = _calling(fn, resource_name, agent or "")
+        plain = _of_plain_call(head, places, arguments)
         if plain is not None:
             return operation, scope + key.encode(), plain
     operation = operation_name(fn)
@@ -201,10 +204,10 @@ def identify(
 
 
 @functools.lru_cache(maxsize=512)
-def _calling(fn: FunctionType, resource_name: str) -> tuple[str, bytes, _Binding]:
-    """What is the same in all keyed calls of a function on a resource."""
-    operation = operation_name(fn)
-    return operation, _scope(resource_name, operation), _bindable(fn)
+def _calling(fn: FunctionType, resource_name: str, agent: str) -> tuple[str, bytes, bytes | None, Sequence[int]]:
+    """What is the same in all keyed calls of a function on a resource by an agent."""
+    operation, binding = operation_name(fn), _bindable(fn)
+    return operation, _scope(resource_name, operation), _head(agent, binding.names), binding.places
 
 
 def _owner(inner: Any) -> Any:
@@ -225,23 +228,26 @@ def _bind(
     return dict(list(bound.arguments.items())[leading:]) | owner
 
 
-def _of_whole_call(agent: str, binding: _Binding, arguments: tuple[Any, ...]) -> bytes | None:
-    """The fingerprint of a call that gives every argument by position, if they are plain; else None."""
-    names, count = binding.names, len(arguments)
-    if names is None or count != len(names):
+def _head(agent: str, names: tuple[str, ...] | None) -> bytes | None:
+    """How the form of a plain call begins, an array of four; the last of it are the arguments in the order of their
+    names. None where no call is plain."""
+    try:
+        return None if names is None else _FOUR + _pack("plain call") + _pack(agent) + _pack(names)
+    except UnicodeEncodeError:  # half a surrogate pair in the agent's name
         return None
-    in_order = arguments if count < 2 else tuple([arguments[place] for place in binding.places])
-    return _of_plain_call(agent, names, in_order)
 
 
-def _of_plain_call(agent: str, names: tuple[str, ...], values: tuple[Any, ...]) -> bytes | None:
-    """The fingerprint of a call with texts and small numbers, which nearly all arguments are; None if others are among
-    them."""
-    for value in values:
+def _of_plain_call(head: bytes | None, places: Sequence[int], arguments: tuple[Any, ...]) -> bytes | None:
+    """The fingerprint of a call that gives every argument by position, all of them texts and small numbers, which
+    nearly all are; None for another. ``places``: where in the call each of them stands."""
+    count = len(arguments)
+    if head is None or count != len(places):
+        return None
+    for value in arguments:
         if type(value) not in _SIMPLE:
             return None
     try:
-        raw = _pack(("plain call", agent, names, values))
+        raw = head + _pack(arguments if count < 2 else tuple([arguments[place] for place in places]))
         return raw if len(raw) <= _OWN_FINGERPRINT_BYTES else _fingerprint(raw)
     except (ValueError, OverflowError):  # half a surrogate pair, a large int
         return None

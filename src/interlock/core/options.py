@@ -65,18 +65,13 @@ def lone_key(given: Mapping[str, Any]) -> str | None:
     return None
 
 
-def with_key(key: str) -> Chosen:
-    """The options of a call of which `lone_key` has found the key."""
-    return Chosen(idempotency_key=key, usual=True)
-
-
 def choose(given: Mapping[str, Any], *, retries: bool) -> Chosen:
     """Check the keywords of a call. Raises `UsageError` naming the option that is wrong."""
     if not given:
         return DEFAULTS
     key = lone_key(given)
     if key is not None:
-        return with_key(key)
+        return Chosen(idempotency_key=key, usual=True)
     unknown = [name for name in given if name not in _NAMES or (name == "retry" and not retries)]
     if unknown:
         known = ", ".join(sorted(_NAMES if retries else _NAMES - {"retry"}))

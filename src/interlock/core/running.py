@@ -29,7 +29,7 @@ from interlock.core.extension import extend
 from interlock.core.foresight import FRESH_SECONDS, Ahead, foresee, learn
 from interlock.core.idempotency import Record
 from interlock.core.locking import let_go
-from interlock.core.options import DEFAULTS, with_key
+from interlock.core.options import DEFAULTS, Chosen
 from interlock.core.refusals import transaction_text
 from interlock.core.retrying import Retrying
 from interlock.core.space import Resource
@@ -344,7 +344,8 @@ async def run_keyed(
             failure = error
         finally:
             txn.leave_context()
-        running = Running(engine, home, with_key(key), handle, fn, arguments, {}, operation, record, fingerprint)
+        chosen = Chosen(idempotency_key=key, usual=True)
+        running = Running(engine, home, chosen, handle, fn, arguments, {}, operation, record, fingerprint)
         return await running.go_on(txn, begun, failure, value)
     finally:
         engine.keys_in_use.leave(record)

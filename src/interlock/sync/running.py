@@ -10,7 +10,7 @@ from interlock.core.commit import commit
 from interlock.core.engine import Engine
 from interlock.core.foresight import learn
 from interlock.core.idempotency import Record, identify, operation_name
-from interlock.core.options import DEFAULTS, with_key
+from interlock.core.options import DEFAULTS, Chosen
 from interlock.core.running import Running, look_up, other_colour
 from interlock.core.space import Resource
 from interlock.core.straight import commit_now, look_now
@@ -70,7 +70,8 @@ def run_keyed(
             failure = error
         finally:
             txn.leave_context()
-        running = Running(engine, home, with_key(key), AgentSession, fn, arguments, {}, operation, record, fingerprint)
+        chosen = Chosen(idempotency_key=key, usual=True)
+        running = Running(engine, home, chosen, AgentSession, fn, arguments, {}, operation, record, fingerprint)
         return step(running.go_on(txn, begun, failure, value))
     finally:
         engine.keys_in_use.leave(record)
