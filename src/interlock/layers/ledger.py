@@ -99,6 +99,13 @@ class Kind:
         start = 1 + len(self.name)
         return key[:start] + keys.extended(key[start:], part)
 
+    def beside(self, other: Kind, key: Key, *more: Part) -> Key:
+        """The stored key with the parts of a key of another kind, and some more behind them. Raises as `key` does."""
+        raw = key[1 + len(other.name) :]
+        for part in more:
+            raw = keys.extended(raw, part)
+        return keys.SYSTEM + self.name.encode() + raw
+
     def parts(self, key: Key) -> tuple[Part, ...]:
         """The parts of a stored key of this kind. Raises `BackendCorruptError` for what is none."""
         found = keys.decode(key[1 + len(self.name) :])

@@ -222,10 +222,7 @@ class Journal(Records):
         if before is None:
             self._own.add(place)
         try:
-            if batch is None:
-                await self._write(page=page)
-            else:
-                await self._send(batch)
+            await (self._write(page=page) if batch is None else self._send(batch))
         except BaseException:
             self._withdraw(place, before)
             raise
@@ -238,7 +235,8 @@ class Journal(Records):
         with self._mutex:
             self._put(place, step, raw)
             if not self._lag:
-                self._note_lag()
+                self._changes += 1
+                self._lag = self._changes
         if not self.watched:
             lags_of(self.engine).watch(self)
 

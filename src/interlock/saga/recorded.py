@@ -172,7 +172,11 @@ def _template(record: StepRecord) -> _Template:
     template = _templates.get(key)
     if template is not None:
         one, other, third = template.functions
-        if one() is source and other() is undo_source and third() is verify_source:
+        if (
+            one() is source
+            and (undo_source is None or other() is undo_source)
+            and (verify_source is None or third() is verify_source)
+        ):
             if template.undo is not None:
                 note_undo(undo_source, template.undo)
             return template

@@ -77,7 +77,7 @@ class Recorder:
             facts = facts_of(frame, record)
         else:
             facts = await transacting.describe(self)
-        place = place_of(record)
+        place = record.position if record.step_id is None else record.step_id
         recorded = self.journal.steps.get(place)
         if recorded is not None:
             if place not in self._unreached:
@@ -154,7 +154,8 @@ class Recorder:
             stored = store_value(
                 record.result, lambda: result_hint(record.fn, record.undo), f"the result of {name_of(record.fn)}"
             )
-        self.journal.note(place_of(record), {"status": "done", "result": stored, "order": record.order})
+        place = record.position if record.step_id is None else record.step_id
+        self.journal.note(place, {"status": "done", "result": stored, "order": record.order})
 
     def failed(self, record: StepRecord) -> None:
         """A step has failed by its own word."""

@@ -232,6 +232,11 @@ def declare(
     record.verify = None if verify is None else plain(verify)
     record.undo_source = undo
     record.undo = None if undo is None else plain(undo)
+    if not named:
+        found = matching.fit_of(record.fn, len(arguments), record.undo)
+        if found is not None:
+            record.takes_key, record.plan = found.takes_key, found.plan
+            return record
     _fit(record, state)
     return record
 
@@ -239,11 +244,6 @@ def declare(
 def _fit(record: StepRecord, state: Any) -> None:
     """Find out how the undo will be called, and whether the function takes a key."""
     fn, undo, count = record.fn, record.undo, len(record.arguments)
-    if not record.named:
-        found = matching.fit_of(fn, count, undo)
-        if found is not None:
-            record.takes_key, record.plan = found.takes_key, found.plan
-            return
     record.takes_key = matching.takes_key(fn, record.arguments, record.named)
     lasting = not record.named
     if undo is not None:

@@ -145,7 +145,7 @@ class Records:
     def _new_page(self, *, own: bool) -> Page:
         """Under the mutex."""
         number = self._pages[-1].number + 1 if self._pages else 0
-        page = Page(number, PAGES.key(self.name, self.saga_id, self.run, number), own=own)
+        page = Page(number, PAGES.beside(SAGAS, self.head_key, self.run, number), own=own)
         self._pages.append(page)
         return page
 
