@@ -37,6 +37,7 @@ LIBRARY_RULES: list[Rule] = [
     tidy.ignores_have_codes,
     tidy.glossary,
     tidy.units,
+    tidy.no_loops_in_locks,
 ]
 TEST_RULES: list[Rule] = [tidy.module_docstring, tidy.no_bare_except, tidy.finished, tidy.ignores_have_codes]
 
@@ -261,6 +262,8 @@ BREAKS: list[tuple[Rule, str, str, str]] = [
     (tidy.units, "keys", "def f(seconds_to_wait: float): ...", "does not end in _seconds"),
     (tidy.units, "keys", "def f(ttl_ms: int): ...", "durations end in _seconds"),
     (tidy.units, "keys", "class A:\n    max_size: int = 3", "amounts of data in _bytes"),
+    (tidy.no_loops_in_locks, "keys", "with self._mutex:\n    if x:\n        for y in z: ...", "within a lock"),
+    (tidy.no_loops_in_locks, "keys", "with lock:\n    x = [y for y in z if y]", "within a lock"),
     (tidy.no_sleeps, "test_x", "import time\ntime.sleep(1)", "time.sleep"),
     (tidy.no_sleeps, "test_x", "async def f():\n    await asyncio.sleep(0.01)", "asyncio.sleep"),
     (tidy.no_sleeps, "test_x", "from time import sleep as nap\nnap(1)", "nap"),
@@ -284,6 +287,7 @@ KEEPS: list[tuple[Rule, str, str]] = [
     (tidy.glossary, "core.writing", "def write(txn, key): ..."),
     (tidy.glossary, "keys", "def f(value):\n    txn = value\nclass _Mgr:\n    db: str\ndef _cb(conn): ..."),
     (tidy.units, "keys", "def f(timeout_seconds: float, size_bytes: int, wait: bool, delays: list[str]): ..."),
+    (tidy.no_loops_in_locks, "keys", "with state.lock:\n    x = [y for y in z]\nwith opened:\n    while x: ..."),
     (tidy.no_sleeps, "test_x", "import asyncio\nasync def f():\n    await asyncio.sleep(0)\nclock.sleep(3)"),
 ]
 

@@ -12,7 +12,7 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -360,6 +360,37 @@ def no_sleeps(source: Source) -> Iterator[str]:
         called = ast.unparse(node.func)
         if called in direct or re.fullmatch(r"(time|asyncio|trio|anyio)\.sleep", called):
             yield source.at(node, f"{called}: wait for the event instead, or give the file's reason in SLEEPS")
+
+
+_LOCKS = re.compile(r"_?(lock|mutex|changed|condition)")
+
+
+def no_loops_in_locks(source: Source) -> Iterator[str]:
+    """What goes on under a lock in a loop is a function of its own.
+
+    CPython 3.13 does not count the jump from the end of a loop to its begin as a part of what is around the loop: if
+    Ctrl-C comes there, a lock is not released (https://github.com/python/cpython/issues/130279)."""
+    for node in source.nodes:
+        if isinstance(node, ast.With) and any(_is_lock(item.context_expr) for item in node.items):
+            for loop in _loops(node.body):
+                yield source.at(loop, "a loop directly within a lock: make it a function")
+
+
+def _is_lock(expression: ast.expr) -> bool:
+    name = expression.attr if isinstance(expression, ast.Attribute) else getattr(expression, "id", "")
+    return _LOCKS.fullmatch(name) is not None
+
+
+def _loops(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """Loops, and comprehensions that leave something out, but not those of functions."""
+    for node in body:
+        filters = isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp) and any(
+            generator.ifs for generator in node.generators
+        )
+        if filters or isinstance(node, ast.For | ast.While):
+            yield node
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from _loops(list(ast.iter_child_nodes(node)))
 
 
 def fences(text: str) -> Iterator[str]:

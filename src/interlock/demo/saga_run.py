@@ -159,8 +159,9 @@ class _Column:
         """Too late: end everything."""
         with self._lock:
             self.expired = True
-            for process in self._processes:
-                process.kill()
+            processes = list(self._processes)
+        for process in processes:
+            process.kill()
 
 
 @contextlib.contextmanager

@@ -77,9 +77,13 @@ def _close_at_once(frame: Frame) -> bool:
 def _close(frame: Frame) -> list[Frame]:
     """No step begins from here on; the frames below that are still open."""
     with frame.course.lock:
-        below = [each for each in frame.tree() if each is not frame]
-        for each in (frame, *below):
-            each.status = CLOSING
+        return _set_closing(frame)
+
+
+def _set_closing(frame: Frame) -> list[Frame]:
+    below = [each for each in frame.tree() if each is not frame]
+    for each in (frame, *below):
+        each.status = CLOSING
     return below
 
 
@@ -159,16 +163,8 @@ async def _await_running(frame: Frame, seconds: float | None) -> None:
     own = None if runtime.suspends else threading.get_ident()
     while True:
         with course.lock:
-            running = [(each, record) for each in frame.tree() for record in each.running]
             left = None if until is None else until - runtime.monotonic()
-            over = left is not None and left <= 0
-            for each, record in running:
-                if over or record.thread == own:  # of this very thread: interrupted between two lines of ours
-                    each.running.discard(record)
-                    record.state, record.order = State.UNKNOWN, course.next_order
-                    course.next_order += 1
-                    each.records.append(record)
-            if over or not any(each.running for each, _ in running):
+            if not _still_running(frame, own, over=left is not None and left <= 0):
                 return
             waiter = runtime.waiter()
             course.waiters.append(waiter)
@@ -177,6 +173,19 @@ async def _await_running(frame: Frame, seconds: float | None) -> None:
         finally:
             with course.lock:
                 course.waiters.remove(waiter)
+
+
+def _still_running(frame: Frame, own: int | None, *, over: bool) -> bool:
+    """Whether there are steps to wait for; those that are not waited for are UNKNOWN."""
+    course = frame.course
+    running = [(each, record) for each in frame.tree() for record in each.running]
+    for each, record in running:
+        if over or record.thread == own:  # of this very thread: interrupted between two lines of ours
+            each.running.discard(record)
+            record.state, record.order = State.UNKNOWN, course.next_order
+            course.next_order += 1
+            each.records.append(record)
+    return not over and any(each.running for each, _ in running)
 
 
 async def roll_back(frame: Frame, error: BaseException) -> BaseException:
@@ -188,9 +197,9 @@ async def roll_back(frame: Frame, error: BaseException) -> BaseException:
     failed = None if not failures else _compensation_error(frame, failures, error)
     parent = frame.parent
     if parent is not None:
+        left = [each for each in frame.records if each.state in (State.UNKNOWN, State.UNDO_FAILED)]
         with frame.course.lock:
             parent.failures += frame.failures
-            left = [each for each in frame.records if each.state in (State.UNKNOWN, State.UNDO_FAILED)]
             parent.records += left
             parent.doubtful = parent.doubtful or bool(left)
             if frame in parent.children:
@@ -250,16 +259,7 @@ async def _undo_steps(frame: Frame, error: BaseException) -> bool:
 def _absorb(frame: Frame) -> None:
     """Take over what the frames below hold that are still open, in other tasks and threads: they end with this one."""
     with frame.course.lock:
-        for each in frame.tree():
-            if each is frame:
-                continue
-            frame.records += each.records
-            frame.restores += each.restores
-            if each.snapshot is not None:
-                frame.restores.append((each.number, each.snapshot))
-            frame.deferred += each.deferred
-            each.records, each.restores, each.deferred, each.snapshot = [], [], [], None
-            each.doomed = SagaClosedError("the saga around this one has been undone, and this one with it")
+        frame.absorb()
 
 
 async def _undo_one(frame: Frame, record: StepRecord, error: BaseException) -> None:

@@ -253,9 +253,10 @@ class Frame:
         Raises the error of the one that failed, or a group where several did."""
         awaits = world.runtime.suspends
         with self.course.lock:
-            for record in records:  # in their own order, whoever begins first
-                record.position = self.course.next_position
-                self.course.next_position += 1
+            first = self.course.next_position
+            self.course.next_position += len(records)
+        for position, record in enumerate(records, first):  # in their own order, whoever begins first
+            record.position = position
         outcomes = await world.together([functools.partial(self.step, record, awaits) for record in records])
         errors = [error for _, error in outcomes if error is not None]
         if len(errors) == 1:
@@ -351,6 +352,19 @@ class Frame:
         for child in tuple(self.children):
             if child.status in (OPEN, CLOSING):
                 yield from child.tree()
+
+    def absorb(self) -> None:
+        """Take over what is held by those below it, which end with this one."""
+        for each in self.tree():
+            if each is self:
+                continue
+            self.records += each.records
+            self.restores += each.restores
+            if each.snapshot is not None:
+                self.restores.append((each.number, each.snapshot))
+            self.deferred += each.deferred
+            each.records, each.restores, each.deferred, each.snapshot = [], [], [], None
+            each.doomed = SagaClosedError("the saga around this one has been undone, and this one with it")
 
     def all_records(self) -> list[StepRecord]:
         """Steps that were or may have been done, by order of completion."""

@@ -253,8 +253,11 @@ class Journal(Records):
         """Steps that the next commit brings, which comes at once. Raises as `note` does."""
         forms = {place: encoded(place, step) for place, step in steps.items()}
         with self._mutex:
-            for place, step in steps.items():
-                self._put(place, step, forms[place])
+            self._put_all(steps, forms)
+
+    def _put_all(self, steps: Mapping[Place, dict[str, Any]], forms: Mapping[Place, bytes]) -> None:
+        for place, step in steps.items():
+            self._put(place, step, forms[place])
 
     async def write_step(
         self,

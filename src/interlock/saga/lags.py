@@ -68,11 +68,14 @@ class Lags:
         """The store is closed."""
         with self._mutex:
             job, self._job = self._job, None
-            for journal in self._watched:
-                journal.watched = False
-            self._watched.clear()
+            self._forget_all()
         if job is not None:
             job.cancel()
+
+    def _forget_all(self) -> None:
+        for journal in self._watched:
+            journal.watched = False
+        self._watched.clear()
 
     async def _work(self) -> None:
         idle = 0
@@ -92,18 +95,21 @@ class Lags:
 
     def _late(self) -> list[Watched]:
         """Those with a change that was there at the last look, too; what has none is not watched any more."""
-        late = []
+        late: list[Watched] = []
         with self._mutex:
-            for journal, seen in list(self._watched.items()):
-                lag = journal.lag()
-                if not lag:
-                    journal.watched = False
-                    del self._watched[journal]
-                elif lag == seen:
-                    late.append(journal)
-                else:
-                    self._watched[journal] = lag
+            self._look(late)
         return late
+
+    def _look(self, late: list[Watched]) -> None:
+        for journal, seen in list(self._watched.items()):
+            lag = journal.lag()
+            if not lag:
+                journal.watched = False
+                del self._watched[journal]
+            elif lag == seen:
+                late.append(journal)
+            else:
+                self._watched[journal] = lag
 
 
 def lags_of(engine: Engine) -> Lags:

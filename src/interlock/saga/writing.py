@@ -16,7 +16,7 @@ under its mutex, which is never held across an await:
 from __future__ import annotations
 
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
@@ -26,7 +26,7 @@ from interlock.errors import InterlockError, UsageError
 from interlock.layers.gathering import Portion
 from interlock.layers.holdings import desk_of
 from interlock.layers.ledger import Ledger
-from interlock.model import ABSENT, CommitRefused, Expectation, Key, Put, Token, Version, Write
+from interlock.model import ABSENT, CommitRefused, Entry, Expectation, Key, Put, Token, Version, Write
 from interlock.ports import Waiter
 from interlock.saga.errors import SagaClosedError
 from interlock.saga.kinds import PAGES, SAGAS
@@ -260,51 +260,56 @@ class Records:
 
     def _end(self, batch: Batch, version: Version | None) -> None:
         """A commit has happened."""
-        unsynced = not batch.durable
         with self._mutex:
-            for page in batch.pages:
-                page.writing, page.unsynced = False, unsynced
-                if version is None:
-                    page.unsure = self._doubts = True
-                else:
-                    page.version = version
-            if batch.head is not None:
-                self.head, self._unwritten, self._head_writing = batch.head, False, False
-                if version is None:
-                    self._head_unsure = self._doubts = True
-                else:
-                    self._head_version = version
-            if not unsynced:
-                for page in self._pages:
-                    if page.unsynced and page.key in batch.expectations:
-                        page.unsynced = False
+            self._note_end(batch, version)
             waiters = self._waiters
             if waiters:
                 self._waiters = []
         for waiter in waiters:
             waiter.wake()
 
+    def _note_end(self, batch: Batch, version: Version | None) -> None:
+        unsynced = not batch.durable
+        for page in batch.pages:
+            page.writing, page.unsynced = False, unsynced
+            if version is None:
+                page.unsure = self._doubts = True
+            else:
+                page.version = version
+        if batch.head is not None:
+            self.head, self._unwritten, self._head_writing = batch.head, False, False
+            if version is None:
+                self._head_unsure = self._doubts = True
+            else:
+                self._head_version = version
+        if not unsynced:
+            for page in self._pages:
+                if page.unsynced and page.key in batch.expectations:
+                    page.unsynced = False
+
     def _fail(self, batch: Batch, *, unsure: bool) -> None:
         """A commit has not happened, or nobody knows."""
         with self._mutex:
-            self._doubts = self._doubts or unsure
-            for page in batch.pages:
-                page.writing, page.dirty = False, True
-                page.unsure = page.unsure or unsure
-            if batch.head is not None:
-                self._head_writing = False
-                self._head_unsure = self._head_unsure or unsure
-            if batch.pages:
-                self._note_lag()
+            self._note_failure(batch, unsure)
             waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter.wake()
 
+    def _note_failure(self, batch: Batch, unsure: bool) -> None:
+        self._doubts = self._doubts or unsure
+        for page in batch.pages:
+            page.writing, page.dirty = False, True
+            page.unsure = page.unsure or unsure
+        if batch.head is not None:
+            self._head_writing = False
+            self._head_unsure = self._head_unsure or unsure
+        if batch.pages:
+            self._note_lag()
+
     async def _settle_doubts(self) -> None:
         """Learn the versions of records whose last commit nobody has seen end."""
         with self._mutex:
-            pages = [each for each in self._pages if each.unsure and not each.writing]
-            self._doubts = any(each.unsure and each.writing for each in self._pages)
+            pages = self._take_doubts()
         reading = await self.ledger.backend.read([self.head_key, *[each.key for each in pages]])
         found = SAGAS.load(reading.entries[0])
         with self._mutex:
@@ -312,9 +317,11 @@ class Records:
                 assert reading.entries[0] is not None
                 self._head_version, self._unwritten = reading.entries[0].version, False
             self._head_unsure = False
-            for page, entry in zip(pages, reading.entries[1:], strict=True):
-                page.version = ABSENT if entry is None or entry.value is None else entry.version
-                page.unsure, page.dirty = False, True
+            _settle(pages, reading.entries[1:])
+
+    def _take_doubts(self) -> list[Page]:
+        self._doubts = any(each.unsure and each.writing for each in self._pages)
+        return [each for each in self._pages if each.unsure and not each.writing]
 
     def _is_own(self, found: dict[str, Any] | None) -> bool:
         """Whether the saga's own record is one that this coordinator has written, and one that it may go back from: if
@@ -322,3 +329,9 @@ class Records:
         if found is None or self._presence is None or found.get("owner") != self._presence.owner:
             return False
         return found["run"] == self.run and found["status"] in (self.head["status"], "undoing")
+
+
+def _settle(pages: Sequence[Page], entries: Sequence[Entry | None]) -> None:
+    for page, entry in zip(pages, entries, strict=True):
+        page.version = ABSENT if entry is None or entry.value is None else entry.version
+        page.unsure, page.dirty = False, True

@@ -77,9 +77,8 @@ class Clock:
             raise UsageError(f"a clock is advanced by a number of seconds from 0, not {seconds!r}")
         with self._lock:
             self._elapsed += seconds
-            now = self.monotonic()
-            due = [waiter for waiter, deadline in self._waiting.items() if deadline <= now]
-        for waiter in due:
+            now, waiting = self.monotonic(), list(self._waiting.items())
+        for waiter in [waiter for waiter, deadline in waiting if deadline <= now]:
             waiter.wake()
 
     def runtime(self, *, suspends: bool) -> Runtime:
