@@ -415,6 +415,36 @@ def test_who_would_wait_for_a_call_under_way_holds_nobody_up(
     at_store(postgresql_url, schema, body)
 
 
+def test_who_validates_the_range_of_a_call_under_way_waits_here_and_not_on_a_connection(
+    postgresql_url: str, schema: str, under_way: Callable[[], asyncio.Event]
+) -> None:
+    """There it would wait for that call's locks, and could take nobody along who comes meanwhile."""
+
+    async def body(store: Subject) -> None:
+        await store.commit({key("log", 1): put(0), key("other", 1): put(0)})
+        snapshot = await store.backend.snapshot()
+
+        async def request(number: int, span: Span) -> CommitRequest:
+            return await store.request({key("report", number): put(0)}, spans=(span,), snapshot=snapshot)
+
+        same = [await request(n, LOG) for n in range(8)]
+        others = [await request(n, OTHER) for n in range(10, 13)]
+        begun = under_way()
+        first = asyncio.ensure_future(store.backend.commit(same[0]))
+        await begun.wait()
+        early = [asyncio.ensure_future(store.backend.commit(request)) for request in [*same[1:4], *others]]
+        await asyncio.sleep(0)
+        late = [asyncio.ensure_future(store.backend.commit(request)) for request in same[4:]]
+        replies = await asyncio.gather(first, *early, *late)
+        groups_of = [transaction_of(reply) for reply in replies]
+        assert len({*groups_of[1:4], *groups_of[7:]}) == 1, "they did not go together"
+        assert groups_of[0] not in groups_of[1:]
+        assert len({*groups_of[4:7]}) == 1
+        assert groups_of[4] not in groups_of[1:4]
+
+    at_store(postgresql_url, schema, body)
+
+
 def _random_request(chance: random.Random, known: dict[bytes, Any]) -> dict[str, Any]:
     """Reads what was last seen of some keys, and puts, deletes or merges some."""
     names = [key("k", n) for n in range(6)]

@@ -65,6 +65,7 @@ class Job:
         "merge",
         "others",
         "puts",
+        "ranges",
         "record",
         "request",
         "snapshot",
@@ -87,6 +88,7 @@ class Job:
         self.snapshot = from_detail(request.snapshot.position, request.snapshot.detail)
         self.expected: list[tuple[Key, Expectation]] = [*request.reads.items(), *request.guards.items()]
         self.locking = locking
+        self.ranges: Sequence[bytes] = () if not request.spans else locks.ranges(request.spans)
         self.record = records.encode(request)
         self.taken = False
         self.tell: Callable[[Reply], object] | None = None

@@ -77,6 +77,12 @@ def covering(span: Span) -> tuple[bytes, ...]:
     return found
 
 
+def ranges(spans: Iterable[Span]) -> list[bytes]:
+    """What spans are locked by, exclusively. Two commits that have one of these in common cannot both be under way.
+    Raises `UsageError` as `covering` does."""
+    return [covering(span)[-1] for span in spans if span.start < span.stop]
+
+
 class Plan:
     """The locks of one commit; ``salt`` keeps stores of one database apart."""
 

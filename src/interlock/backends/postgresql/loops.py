@@ -46,28 +46,32 @@ class Commits:
         self._pool = pool
         self.gatherer: Gatherer[Job] = Gatherer(self._next, self._send, most)
         self._written: set[Key] = set()
+        self._ranges: set[bytes] = set()
 
     def _next(self, queue: deque[Job]) -> list[Job]:
         """Those that may go together, in the order in which they came; the others stay.
 
-        Who touches what is being written by a call under way stays, too: it would wait there for that call's locks, and
-        all who go with it. It is in front when that call has ended, so it does not stay for ever."""
-        busy = self._written
-        if len(queue) == 1 and not busy:  # most callers are alone
+        Who touches what is being written by a call under way stays, too, and who validates a range that one under way
+        validates: it would wait there for that call's locks, and all who go with it. It is in front when that call has
+        ended, so it does not stay for ever."""
+        busy, ranges = self._written, self._ranges
+        if len(queue) == 1 and not busy and not ranges:  # most callers are alone
             alone = queue.popleft()
             alone.taken = True
             busy.update(alone.request.writes)
+            ranges.update(alone.ranges)
             return [alone]
         group = Group()
         left: list[Job] = []
         while queue and not group.is_full():
             job = queue.popleft()
-            if (busy and job.touches(busy)) or not group.takes(job):
+            if (busy and job.touches(busy)) or (ranges and not ranges.isdisjoint(job.ranges)) or not group.takes(job):
                 left.append(job)
             else:
                 job.taken = True
         queue.extendleft(reversed(left))
         busy.update(*[job.request.writes for job in group.jobs])
+        ranges.update(*[job.ranges for job in group.jobs])
         return group.jobs
 
     async def _send(self, jobs: list[Job]) -> None:
@@ -85,6 +89,7 @@ class Commits:
             raise
         finally:
             self._written.difference_update(*[job.request.writes for job in jobs])
+            self._ranges.difference_update(*[job.ranges for job in jobs])
         for job, answer in zip(jobs, answers, strict=True):
             _answer(job, answer)
 
