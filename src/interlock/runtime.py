@@ -144,13 +144,10 @@ class AsyncioWaiter:
             self._future.set_result(None)
 
     def wake(self) -> None:
-        """Let the waiting task go on.
-
-        From a task of the same loop that is one call. Between tasks there may be the handler of a signal, which has
-        interrupted the loop in its sleep: from there, as from other threads, the loop has to be woken, too."""
+        """Let the waiting task go on; from a task of the same loop that is one call."""
         loop = self.loop
         try:
-            if asyncio._get_running_loop() is loop and asyncio.current_task(loop) is not None:
+            if loop is _busy_loop():
                 self.resolve()
             else:
                 loop.call_soon_threadsafe(self.resolve)
@@ -292,6 +289,13 @@ def _asyncio_loop() -> asyncio.AbstractEventLoop | None:
     return asyncio._get_running_loop()
 
 
+def _busy_loop() -> asyncio.AbstractEventLoop | None:
+    """The asyncio loop of the task that calls. Between tasks the handler of a signal may run, which has interrupted
+    the loop in its sleep: from there, as from other threads, the loop has to be woken."""
+    loop = asyncio._get_running_loop()
+    return loop if loop is not None and asyncio.current_task(loop) is not None else None
+
+
 def _running_trio() -> Any:
     try:
         import trio
@@ -303,16 +307,16 @@ def _running_trio() -> Any:
 
 
 def wake_all(waiters: Iterable[Waiter]) -> None:
-    """Wake many waiters, entering each asyncio loop once; the one that runs in this thread needs no entering."""
+    """Wake many waiters, entering each asyncio loop once; that of the task that calls needs no entering."""
     loops: dict[asyncio.AbstractEventLoop, list[AsyncioWaiter]] = {}
     for waiter in waiters:
         if type(waiter) is AsyncioWaiter:
             loops.setdefault(waiter.loop, []).append(waiter)
         else:
             waiter.wake()
-    running = _asyncio_loop() if loops else None
+    own = _busy_loop() if loops else None
     for loop, group in loops.items():
-        if loop is running:
+        if loop is own:
             _resolve_all(group)
             continue
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from interlock.runtime import AsyncioWaiter
+from interlock.runtime import AsyncioWaiter, wake_all
 
 
 def in_loop(body: Callable[[AsyncioWaiter], Coroutine[Any, Any, None]]) -> None:
@@ -31,7 +31,10 @@ def test_a_task_of_the_same_loop_wakes_at_once() -> None:
     in_loop(body)
 
 
-def test_between_tasks_the_loop_itself_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wake", [AsyncioWaiter.wake, lambda waiter: wake_all([waiter])], ids=["one", "many"])
+def test_between_tasks_the_loop_itself_is_woken(
+    wake: Callable[[AsyncioWaiter], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The handler of a signal runs there while the loop sleeps: what it resolves would be seen by nobody."""
 
     async def body(waiter: AsyncioWaiter) -> None:
@@ -43,10 +46,11 @@ def test_between_tasks_the_loop_itself_is_woken(monkeypatch: pytest.MonkeyPatch)
             return enter(*call, **named)
 
         monkeypatch.setattr(loop, "call_soon_threadsafe", note)
-        waiter.wake()
+        wake(waiter)
+        assert await waiter.wait(30.0)
         assert not entered
         other = AsyncioWaiter(loop)
-        loop.call_soon(other.wake)
+        loop.call_soon(wake, other)
         assert await other.wait(30.0)
         assert len(entered) == 1
 

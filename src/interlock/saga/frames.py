@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextvars import ContextVar
 from contextvars import Token as ContextToken
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 from interlock.errors import InvariantError, UsageError
 from interlock.ports import Waiter
@@ -86,6 +86,13 @@ class Course:
         with self.lock:
             self.next_order += 1
             return self.next_order
+
+
+def _refuse_awaitable(record: StepRecord, value: Any) -> NoReturn:
+    """Raises `UsageError` for what a step has returned where nothing can be awaited."""
+    if type(value) is CoroutineType:
+        value.close()
+    raise UsageError(f"step {record.label()} returned an awaitable in plain synchronous code; use `async with`")
 
 
 class Frame:
@@ -279,7 +286,7 @@ class Frame:
                 record.named = {**record.named, "idempotency_key": self.step_key(record)}
             value = record.fn(*record.arguments, **record.named)
             if type(value) is CoroutineType or hasattr(type(value), "__await__"):
-                value = await self._settle_step(record, value, awaits)
+                value = await value if awaits else _refuse_awaitable(record, value)
         except BaseException as error:
             record.error = error
             self.ended(record, State.UNKNOWN if record.called and may_have_happened(error) else State.FAILED)
@@ -291,13 +298,6 @@ class Frame:
         if recorder is not None:
             recorder.done(self, record)
         return value
-
-    async def _settle_step(self, record: StepRecord, value: Any, awaits: bool) -> Any:
-        if awaits:
-            return await value
-        if type(value) is CoroutineType:
-            value.close()
-        raise UsageError(f"step {record.label()} returned an awaitable in plain synchronous code; use `async with`")
 
     def defer(self, record: StepRecord) -> Deferred[Any]:
         """Keep an irreversible act for the end."""

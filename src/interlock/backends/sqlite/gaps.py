@@ -6,8 +6,9 @@ between these two. A gap is the open interval between two neighbouring keys of `
 
 **Why a gap is never wrong.** It is put in only for the state in which it was found. From one state to the next, keys
 appear only by what the writer itself has written, and each of those is given to `fill`, which splits the gap that it
-falls into. Keys disappear only by compaction, which gives each of them to `remove`. So every gap begins at a row that
-is there, two gaps have no key in common, and none has a row inside.
+falls into, but for those whose row before is known: that is in no gap. Keys disappear only by compaction, which gives
+each of them to `remove`. So every gap begins at a row that is there, two gaps have no key in common, and none has a row
+inside.
 
 Readers look while the writer changes the gaps, without a lock: each step they take is one call into C, and
 `interlock.backends.sqlite.newest` makes them throw away what they found if the state changed meanwhile.

@@ -202,9 +202,9 @@ class Newest:
         if self.ends is None or self._gaps.full:
             self._gaps = Gaps()
         elif self._gaps.starts:
-            head, fill = self.ends[0], self._gaps.fill
+            head, fill, young = self.ends[0], self._gaps.fill, self._young
             for key, row in rows.items():
-                if row[POSITION] > head:
+                if row[POSITION] > head and young.get(key) is None:  # one that had a row before lies in no gap
                     fill(key)
         if len(rows) <= _BULK_ROWS or sum(map(_size, rows.values())) <= _HALF_BYTES // 4:
             self._keep(keys, rows)
