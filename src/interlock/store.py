@@ -32,7 +32,7 @@ from interlock.core.diagnosis import Entry, Outcome
 from interlock.core.engine import Engine
 from interlock.core.isolation import Isolation
 from interlock.core.log import TransactionLog
-from interlock.core.options import DEFAULTS, Options, SessionOptions, choose, lone_key
+from interlock.core.options import DEFAULTS, Options, SessionOptions, choose, lone_key, says_nothing
 from interlock.core.retry import RetryPolicy
 from interlock.core.retrying import Retrying
 from interlock.core.running import Committed, Running, run_keyed, run_plainly
@@ -121,7 +121,7 @@ class Sessions(Generic[V]):
 
         Raises: what ``fn`` raises, `RetriesExhaustedError`, `DeadlineExceededError`, `InvariantError`,
             `IdempotencyMismatchError`, `CommitUnknownError`."""
-        if not options and current.get() is None:
+        if says_nothing(options) and current.get() is None:
             plain: T = await run_plainly(self._engine, self._resource, AgentSession, fn, args)
             return plain
         key = lone_key(options)

@@ -65,9 +65,14 @@ def lone_key(given: Mapping[str, Any]) -> str | None:
     return None
 
 
+def says_nothing(given: Mapping[str, Any]) -> bool:
+    """Whether the keywords of a call mean the same as none: no idempotency key is one that is None."""
+    return not given or (len(given) == 1 and given.get("idempotency_key", "") is None)
+
+
 def choose(given: Mapping[str, Any], *, retries: bool) -> Chosen:
     """Check the keywords of a call. Raises `UsageError` naming the option that is wrong."""
-    if not given:
+    if says_nothing(given):
         return DEFAULTS
     key = lone_key(given)
     if key is not None:

@@ -29,7 +29,7 @@ from interlock.core import isolation as modes
 from interlock.core.diagnosis import Entry, Outcome
 from interlock.core.engine import Engine
 from interlock.core.isolation import Isolation
-from interlock.core.options import DEFAULTS, Options, SessionOptions, choose, lone_key
+from interlock.core.options import DEFAULTS, Options, SessionOptions, choose, lone_key, says_nothing
 from interlock.core.retry import RetryPolicy
 from interlock.core.retrying import Retrying
 from interlock.core.running import Committed, Running
@@ -127,7 +127,7 @@ class Sessions(Generic[V]):
 
         Raises: what ``fn`` raises, `RetriesExhaustedError`, `DeadlineExceededError`, `InvariantError`,
             `IdempotencyMismatchError`, `CommitUnknownError`."""
-        if not options and current.get() is None:
+        if says_nothing(options) and current.get() is None:
             return run_plainly(self._engine, self._resource, fn, args)
         key = lone_key(options)
         if key is not None and current.get() is None:

@@ -145,23 +145,23 @@ class AsyncDriver(Driver):
             self._elsewhere = ThreadedDriver(self._options, self._calls, self._known)
         return self._elsewhere
 
-    def _link(self) -> Link | None:
+    def commit(self, part: Part) -> Future | None:
+        """See `interlock.backends.redis.home.Driver`."""
         try:
             links = self._loops.get(asyncio.get_running_loop())
         except RuntimeError:  # trio
             return None
         link = None if links is None else links.link
-        return None if link is None or link.broken else link
-
-    def commit(self, part: Part) -> Future | None:
-        """See `interlock.backends.redis.home.Driver`."""
-        link = self._link()
-        return None if link is None else link.commit(part)
+        return None if link is None or link.broken else link.commit(part)
 
     def look(self, keys: Sequence[Key]) -> Future | None:
         """See `interlock.backends.redis.home.Driver`."""
-        link = self._link()
-        return None if link is None else link.look(keys)
+        try:
+            links = self._loops.get(asyncio.get_running_loop())
+        except RuntimeError:  # trio
+            return None
+        link = None if links is None else links.link
+        return None if link is None or link.broken else link.look(keys)
 
     async def wait_out(self, begun: Future, interrupt: BaseException) -> None:
         """See `interlock.backends.redis.home.Driver`."""

@@ -134,13 +134,15 @@ class RedisBackend(Reader):
             computed = (computed or {}) | requests.compute(request, answer[1])
         if answer[0] != DONE:
             raise self._refusal(request, answer)
-        position = answer[1]
-        nonce = request.transaction & NONCE_MASK if writes else int.from_bytes(answer[5], "big")
+        position, at = answer[1], answer[2] / MICRO
+        token = Token(token.store, token.incarnation, position)
+        if len(answer) == 3:
+            return Reply((position, request.transaction & NONCE_MASK), token, at)
         return Reply(
-            (position, nonce),
-            Token(token.store, token.incarnation, position),
-            answer[2] / MICRO,
-            requests.merged(request, answer[3]) if len(answer) > 3 and answer[3] else None,
+            (position, request.transaction & NONCE_MASK if writes else int.from_bytes(answer[5], "big")),
+            token,
+            at,
+            requests.merged(request, answer[3]) if answer[3] else None,
             tuple([entry_of(raw) for raw in answer[4]]) if request.fetch else (),
         )
 

@@ -96,28 +96,34 @@ class Link(asyncio.Protocol):
     def commit(self, part: Part) -> Future:
         """Send a commit with this turn's. The future's result is its answer as `shared.Commits` gives it, or `Lost`."""
         future = self._new_future()
-        open_, size = self._commits, len(part[1]) + len(part[2])
-        if not open_ or part[3] or open_[-1].closed or open_[-1].size + size > _TOGETHER_BYTES:
-            open_.append(Commits(self._late, part[3]))
-        commits = open_[-1]
+        _, fields, rest, alone, _ = part
+        size = len(fields) + len(rest)
+        commits = self._commits[-1] if self._commits else None
+        if commits is None or alone or commits.closed or commits.size + size > _TOGETHER_BYTES:
+            commits = Commits(self._late, alone)
+            self._commits.append(commits)
         commits.size += size
         commits.parts.append(part)
         commits.futures.append(future)
-        self._count()
+        self._begun += 1  # as `_count` does
+        if not self._ending or self._begun >= self._half:
+            self._count(0)
         return future
 
     def look(self, keys: Sequence[bytes]) -> Future:
         """Read keys with this turn's. The future's result is a `shared.Look` and where in it the first key's entry is,
         or the error reply, or `Lost`."""
         future = self._new_future()
-        open_ = self._looks
-        if not open_ or len(open_[-1].keys) + len(keys) > _TOGETHER_KEYS:
-            open_.append(Look(self._late, self._clock))
-        look = open_[-1]
+        look = self._looks[-1] if self._looks else None
+        if look is None or len(look.keys) + len(keys) > _TOGETHER_KEYS:
+            look = Look(self._late, self._clock)
+            self._looks.append(look)
         look.starts.append(len(look.keys) + 2)
         look.keys += keys
         look.futures.append(future)
-        self._count()
+        self._begun += 1  # as `_count` does
+        if not self._ending or self._begun >= self._half:
+            self._count(0)
         return future
 
     def send(self, commands: Sequence[Command], *, copies: bool = False) -> Group:
@@ -131,12 +137,12 @@ class Link(asyncio.Protocol):
         self._count()
         return group
 
-    def _count(self) -> None:
-        """One caller more in this turn."""
+    def _count(self, more: int = 1) -> None:
+        """So many callers more in this turn."""
         if not self._ending:
             self._ending = True
             self._loop.call_soon(self._end_turn)
-        self._begun += 1
+        self._begun += more
         if self._begun >= self._half:
             self._flush()
 

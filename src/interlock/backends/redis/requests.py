@@ -59,11 +59,22 @@ _PUT, _PUT_UNLISTED, _PUT_FOR, _DELETE, _MERGE, _MERGE_COMPUTED = b"potdmM"
 _ABSENT_GUARD: Final = b"g-" + bytes(16)
 
 
+_named: Final[dict[Key, bytes]] = {}
+"""Keys that are guarded again and again, as words; forgotten when they become many."""
+_MOST_NAMED: Final = 1024
+
+
+def _name(key: Key) -> bytes:
+    if len(_named) >= _MOST_NAMED:
+        _named.clear()
+    word = _named[key] = HEADS[len(key)] + key
+    return word
+
+
 def check(request: CommitRequest) -> None:
     """Raises `LimitExceededError` for more than one script should do."""
-    if (
-        len(request.writes) + len(request.reads) + len(request.guards) + len(request.spans) + len(request.clears) < _FEW
-        and not request.fetch
+    if len(request.writes) + len(request.reads) + len(request.guards) < _FEW and not (
+        request.spans or request.clears or request.fetch
     ):
         return
     for limit, found, allowed in (
@@ -102,11 +113,12 @@ def packed_commit(request: CommitRequest, computed: dict[Key, bytes] | None = No
         else:
             plan.append(_MARKED(_mark_of(key, expected, _ABSENT, alive), mark))
     for key, expected in guards.items():
-        parts += (HEADS[len(key)], key)
         write = writes.get(key)
-        if write is None and expected is ABSENT:
+        if write is None and expected is ABSENT:  # the rules and locks of a resource, for each of its commits
+            parts.append(_named.get(key) or _name(key))
             plan.append(_ABSENT_GUARD)
             continue
+        parts += (HEADS[len(key)], key)
         mark = _NONE if write is None or key in reads else _operation(key, write, computed, forms, given)
         if type(expected) is tuple:
             plan.append(_ROW(_ALIVE if key in alive else _VERSION, mark, *expected))
