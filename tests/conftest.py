@@ -8,7 +8,8 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from redis_servers import REDIS, redis_server
 from schemas import Schemas
 from servers import POSTGRESQL, fast_directory, postgresql_server
 from soak import usual
+from warm import Warm
 
 # A shell starts a background job with SIGINT ignored, and so would every process be that a test starts: then the tests
 # of Ctrl-C would wait for ever.
@@ -53,6 +55,7 @@ def postgresql_url() -> Iterator[str]:
     if given:
         yield given
         return
+    os.environ.setdefault("PGSSLMODE", "disable")  # it has no encryption: drivers need not prepare any and ask for it
     with postgresql_server() as server:
         yield server.url
 
@@ -71,6 +74,18 @@ def schemas(postgresql_url: str) -> Iterator[Schemas]:
     made = Schemas(postgresql_url)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def warm_connections(postgresql_url: str) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """Within what it returns, stores in that database use connections of earlier tests: see `warm`. Not on a server
+    that was given: it may want a password or encryption."""
+    if os.environ.get(POSTGRESQL):
+        yield nullcontext
+        return
+    warm = Warm()
+    yield warm.connections
+    warm.close()
 
 
 @pytest.fixture(scope="session")

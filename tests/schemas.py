@@ -23,20 +23,31 @@ _numbers = itertools.count()
 _PATIENCE: Final = "2s"
 _IN_USE: Final = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 """What says that somebody still uses a store."""
+_SMALL_BYTES: Final = 1 << 20
 _KEPT: Final = 3
 """How many stores lie between two uses of one: whatever a test has left running is over by then."""
 
 
 def empty(connection: psycopg.Connection[Any], schema: str) -> bool:
     """Make a store of a test as good as new; whether that was possible. The connection is in autocommit mode."""
-    rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", [schema]).fetchall()
-    tables = {str(row[0]) for row in rows}
-    if "meta" not in tables:
+    rows = connection.execute(
+        "SELECT c.relname, pg_total_relation_size(c.oid) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s AND c.relkind = 'r'",
+        [schema],
+    ).fetchall()
+    sizes = {str(name): int(size) for name, size in rows}
+    if "meta" not in sizes:
         return False
-    names = sql.SQL(", ").join(sql.Identifier(schema, table) for table in sorted(tables))
+    tables = [sql.Identifier(schema, table) for table in sorted(sizes)]
+    names = sql.SQL(", ").join(tables)
+    if sum(sizes.values()) < _SMALL_BYTES:
+        emptied = sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(names)
+        emptied = sql.SQL("; ").join([emptied, *[sql.SQL("DELETE FROM {}").format(table) for table in tables]])
+    else:
+        emptied = sql.SQL("TRUNCATE {}").format(names)
     store = int.from_bytes(os.urandom(8), "big") >> 2
-    fresh = sql.SQL("TRUNCATE {}; INSERT INTO {} (version, store, origin) VALUES ({}, {}, '')").format(
-        names, sql.Identifier(schema, "meta"), SCHEMA_VERSION, store
+    fresh = sql.SQL("{}; INSERT INTO {} (version, store, origin) VALUES ({}, {}, '')").format(
+        emptied, sql.Identifier(schema, "meta"), SCHEMA_VERSION, store
     )
     try:
         connection.execute(fresh)  # one message of several statements is one transaction

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -13,13 +14,16 @@ from schemas import Schemas
 
 
 @pytest.fixture
-def backend(schemas: Schemas) -> Iterator[Callable[[], Backend]]:
+def backend(
+    schemas: Schemas, warm_connections: Callable[[], AbstractContextManager[None]]
+) -> Iterator[Callable[[], Backend]]:
     made: list[str] = []
 
     def make() -> Backend:
         made.append(schemas.take())
         return PostgreSQLBackend(schemas.url, schema=made[-1], connections=8)
 
-    yield make
+    with warm_connections():
+        yield make
     for schema in made:
         schemas.give_back(schema)
