@@ -90,10 +90,12 @@ def test_a_session_that_the_server_has_ended_is_not_given_out(postgresql_url: st
     asyncio.run(use(Subject(open_one())))
     step(use(Subject(open_one().blocking())))
     with psycopg.connect(postgresql_url, autocommit=True) as killer:
-        idle = "FROM pg_stat_activity WHERE query = %s"
-        ended = killer.execute(f"SELECT pg_terminate_backend(pid) {idle}", [FORGET.decode()]).fetchall()
+        ended = killer.execute(
+            "SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = %s", [FORGET.decode()]
+        ).fetchall()
         assert len(ended) >= 2
-        while killer.execute(f"SELECT 1 {idle}", [FORGET.decode()]).fetchone():
+        theirs = [process for process, _ in ended]
+        while killer.execute("SELECT 1 FROM pg_stat_activity WHERE pid = ANY (%s)", [theirs]).fetchone():
             pass  # 13 cannot wait for them itself
     asyncio.run(use(Subject(open_one())))
     step(use(Subject(open_one().blocking())))
