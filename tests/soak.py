@@ -33,5 +33,5 @@ def usual(thorough: T, by_hand: T) -> T:
 
 
 def moments(first: int = 1) -> Iterator[int]:
-    """The numbers of the moments at which something is done to a process: each, or by hand every fourth."""
-    return itertools.count(first, usual(1, 4))
+    """The numbers of the moments at which something is done to a process: each, or by hand every sixth."""
+    return itertools.count(first, usual(1, 6))

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+import zygote
+
 DIRECTORY = Path(__file__).parent / "typing"
 WRONG = DIRECTORY / "wrong.py"
 PROGRAMS = [path for path in sorted(DIRECTORY.glob("*.py")) if path != WRONG]
@@ -103,7 +105,17 @@ def test_only_the_mistakes_are_refused(complaints: Complaints) -> None:
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
 def test_program_runs(path: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", str(path)]
+    warned = "import runpy, sys, warnings; warnings.simplefilter('error')"
+    program = f"{warned}; runpy.run_path(sys.argv[1], run_name='__main__')"
+    with zygote.start("-c", program, str(path), directory=tmp_path, stderr=subprocess.PIPE) as process:
+        _, complaints = process.communicate(timeout=60)
+    assert process.returncode == 0, complaints
+    assert not complaints
+
+
+def test_a_program_runs_by_itself(tmp_path: Path) -> None:
+    """The others are copies of a process that has imported the library."""
+    command = [sys.executable, "-W", "error", str(PROGRAMS[-1])]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert not done.stderr

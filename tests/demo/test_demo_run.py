@@ -49,6 +49,7 @@ def small(files: tuple[Path, Path]) -> DemoOptions:
     )
 
 
+@pytest.mark.usefixtures("copies")
 def test_interlock_is_clean_killed_or_not_and_the_same_code_without_it_is_not(small: DemoOptions) -> None:
     seen: dict[str, list[int]] = {}
     result = run_demo(small, lambda name, done, total: seen.setdefault(name, []).append(done))
@@ -76,6 +77,7 @@ def test_interlock_is_clean_killed_or_not_and_the_same_code_without_it_is_not(sm
         assert counts[-1] == 240
 
 
+@pytest.mark.usefixtures("copies")
 @pytest.mark.parametrize("start", [postgresql_server, redis_server])
 def test_on_a_server_too_nothing_is_lost_whoever_is_killed(small: DemoOptions, start: Callable[[], Any]) -> None:
     with start() as server:
@@ -86,6 +88,7 @@ def test_on_a_server_too_nothing_is_lost_whoever_is_killed(small: DemoOptions, s
     assert column.replays > 0
 
 
+@pytest.mark.usefixtures("copies")
 def test_a_given_store_is_used_under_new_names_each_time(small: DemoOptions, tmp_path: Path) -> None:
     options = replace(small, url=f"sqlite:///{tmp_path}/given.db", columns=(INTERLOCK,))
     first, second = run_demo(options), run_demo(options)
@@ -95,6 +98,7 @@ def test_a_given_store_is_used_under_new_names_each_time(small: DemoOptions, tmp
     assert (tmp_path / "given.db").exists()
 
 
+@pytest.mark.usefixtures("copies")
 def test_a_run_that_shows_nothing_says_so(small: DemoOptions) -> None:
     alone = run_demo(replace(small, agents=1, processes=1, columns=(NONE,)))
     assert alone.columns[0].verdict.clean

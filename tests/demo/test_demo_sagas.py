@@ -101,6 +101,7 @@ def test_a_lost_answer_was_an_act_and_comes_when_asked_again(
     assert world.answer(charge) == {"result": "charge-1"}
 
 
+@pytest.mark.usefixtures("copies")
 def test_killed_coordinators_leave_nothing_behind_with_sagas_and_much_without() -> None:
     seen: dict[str, list[int]] = {}
     options = SagaOptions(orders=40, processes=2, kills=4, limit_seconds=200)
@@ -118,6 +119,7 @@ def test_killed_coordinators_leave_nothing_behind_with_sagas_and_much_without() 
     assert all(counts == sorted(counts) and counts[-1] == 40 for counts in seen.values())
 
 
+@pytest.mark.usefixtures("copies")
 @pytest.mark.parametrize("start", [postgresql_server, redis_server])
 def test_on_a_server_the_sagas_of_others_are_left_alone(start: Callable[[], Any]) -> None:
     with start() as server, interlock.sync.open(server.url, agent="somebody") as store:

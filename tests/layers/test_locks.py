@@ -30,6 +30,7 @@ from interlock.layers.locks import LOCKS
 from interlock.model import CommitRefused
 from layers.support import records, silence
 from layers.test_leases import SHORT, take
+from soak import usual
 
 PESSIMISTIC: Any = {"isolation": "pessimistic"}
 AT_ONCE: Any = {"isolation": "pessimistic", "lock_timeout_seconds": 0}
@@ -241,7 +242,7 @@ async def test_crossed_locks_end_with_a_victim(world: World) -> None:
 @in_worlds("memory-async", "memory-sync")
 async def test_a_thousand_crossed_locks_have_a_thousand_victims(world: World) -> None:
     """Each of the two holds one key before either asks for the other's, so every round is a deadlock, and ends."""
-    rounds = 1000
+    rounds = usual(1000, 250)
     await world.open().resource("stock").run(put_all, {"a": 0, "b": 0})
     crossed = threading.Barrier(2)
     attempts = itertools.count()
