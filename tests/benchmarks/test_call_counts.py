@@ -233,12 +233,12 @@ def test_python_calls_of_a_session() -> None:
 
 
 def test_python_calls_of_run() -> None:
-    assert python_calls(lambda stock: stock.run(increase, "apples")) <= 17
+    assert python_calls(lambda stock: stock.run(increase, "apples")) <= 16
 
 
 def test_python_calls_of_run_with_an_idempotency_key() -> None:
     keys = iter(range(10))
-    assert python_calls(lambda stock: stock.run(increase, "apples", idempotency_key=f"order-{next(keys)}")) <= 24
+    assert python_calls(lambda stock: stock.run(increase, "apples", idempotency_key=f"order-{next(keys)}")) <= 23
 
 
 def test_python_calls_of_a_synchronous_session() -> None:

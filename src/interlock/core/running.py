@@ -5,6 +5,9 @@ losing attempt is dropped; only `memo` results are kept, because they were paid 
 settled here by asking for the outcome with a fence: the transaction has committed, or it never will and may run
 again.
 
+Nearly always the first attempt of a `run` is the only one, and is made in place, without anything of this: by
+`interlock.store.Sessions.run` and `interlock.sync.running.run_in_place`. If it fails, `after_failure` goes on.
+
 The function comes in two colours. The loop calls it and awaits what it returns only where the handle's world is
 asynchronous; in the synchronous world nothing in here suspends.
 """
@@ -158,7 +161,7 @@ class Running(Retrying, eq=False):
         self.judge(error, txn)
 
     async def go_on(self, txn: Transaction, begun: float, error: BaseException, value: Any) -> Any:
-        """What comes after a first attempt that was made by `run_plainly` and has failed; ``value`` is what the
+        """What comes after a first attempt that was made without a `Running` and has failed; ``value`` is what the
         function returned, if it was the commit that failed."""
         self.last_transaction, self.attempt, self.started, self.begun = txn, 1, begun, begun
         try:
@@ -281,71 +284,18 @@ async def look_up(
         txn.ahead = Ahead(token, runtime.monotonic() + FRESH_SECONDS, runtime, entries)
 
 
-async def run_plainly(
+def after_failure(
     engine: Engine,
     home: Resource | None,
     handle: Callable[[Transaction, Resource | None], Any],
     fn: Callable[..., Any],
     arguments: tuple[Any, ...],
-) -> Any:
-    """`Running.run` without options and outside every session: nearly always one attempt, for which no `Running` is
-    needed. It is made when that attempt fails."""
-    txn = engine.start(home, DEFAULTS, None)
-    begun, value = engine.monotonic(), None
-    try:
-        txn.context = current.set(txn)
-        txn.operation = idempotency.operation_name(fn)
-        value = fn(handle(txn, home), *arguments)
-        if type(value) is CoroutineType and engine.suspends:
-            value = await value
-        else:
-            value = await other_colour(fn, value, engine.suspends)
-        if not commit_now(txn):
-            await commit(txn)
-        return value
-    except BaseException as error:
-        failure = error
-    finally:
-        txn.leave_context()
-    return await Running(engine, home, DEFAULTS, handle, fn, arguments).go_on(txn, begun, failure, value)
-
-
-async def run_keyed(
-    engine: Engine,
-    home: Resource | None,
-    handle: Callable[[Transaction, Resource | None], Any],
-    fn: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    key: str,
-) -> Any:
-    """`Running.run` with an idempotency key and no other option, outside every session."""
-    operation, record, fingerprint = idempotency.identify(engine.agent, home, fn, arguments, key)
-    engine.keys_in_use.enter(record, fingerprint, key)
-    try:
-        txn = engine.start(home, DEFAULTS, None)
-        begun, value = engine.monotonic(), None
-        try:
-            txn.context = current.set(txn)
-            txn.operation = operation
-            if not look_now(txn, record):
-                await look_up(txn, home, operation, arguments, record, fingerprint, key)
-            value = fn(handle(txn, home), *arguments)
-            if type(value) is CoroutineType and engine.suspends:
-                value = await value
-            else:
-                value = await other_colour(fn, value, engine.suspends)
-            txn.records = {record: Record(key, fingerprint, value, engine.idempotency_ttl_seconds, home)}
-            if not commit_now(txn):
-                await commit(txn)
-            if engine.direct is None:
-                learn(home, operation, arguments, txn)
-            return value
-        except BaseException as error:
-            failure = error
-        finally:
-            txn.leave_context()
-        chosen = Chosen(idempotency_key=key, usual=True)
-        running = Running(engine, home, chosen, handle, fn, arguments, {}, operation, record, fingerprint)
-        return await running.go_on(txn, begun, failure, value)
-    finally:
-        engine.keys_in_use.leave(record)
+    key: str | None,
+    operation: str,
+    record: Key | None,
+    fingerprint: bytes,
+) -> Running:
+    """What goes on where the first attempt of a `run` with no option, or an idempotency key alone, was made in place
+    and has failed."""
+    chosen = DEFAULTS if key is None else Chosen(idempotency_key=key, usual=True)
+    return Running(engine, home, chosen, handle, fn, arguments, {}, operation, record, fingerprint)

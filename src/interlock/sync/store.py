@@ -47,7 +47,7 @@ from interlock.sync.attempts import Attempt, attempts_of
 from interlock.sync.effects import EffectStore
 from interlock.sync.holdings import Leasing, Lockable
 from interlock.sync.log import TransactionLog
-from interlock.sync.running import run_keyed, run_plainly
+from interlock.sync.running import run_in_place
 from interlock.sync.sagas import Sagas
 
 V = TypeVar("V")
@@ -127,13 +127,11 @@ class Sessions(Generic[V]):
 
         Raises: what ``fn`` raises, `RetriesExhaustedError`, `DeadlineExceededError`, `InvariantError`,
             `IdempotencyMismatchError`, `CommitUnknownError`."""
-        if says_nothing(options) and current.get() is None:
-            return run_plainly(self._engine, self._resource, fn, args)
-        key = lone_key(options)
-        if key is not None and current.get() is None:
-            return run_keyed(self._engine, self._resource, fn, args, key)
-        chosen = choose(options, retries=True)
-        return step(Running(self._engine, self._resource, chosen, AgentSession, fn, args).run())
+        key = lone_key(options) if options else None
+        if (options and key is None and not says_nothing(options)) or current.get() is not None:
+            chosen = choose(options, retries=True)
+            return step(Running(self._engine, self._resource, chosen, AgentSession, fn, args).run())
+        return run_in_place(self._engine, self._resource, fn, args, key)
 
     @overload
     @deprecated("async function in synchronous code: use interlock, not interlock.sync")
@@ -164,7 +162,7 @@ class Sessions(Generic[V]):
             @functools.wraps(fn)
             def call(*args: P.args, **kwargs: P.kwargs) -> T:
                 if chosen is DEFAULTS and not kwargs and current.get() is None:
-                    plain: T = run_plainly(self._engine, self._resource, fn, args)
+                    plain: T = run_in_place(self._engine, self._resource, fn, args, None)
                     return plain
                 running = Running(self._engine, self._resource, chosen, AgentSession, fn, args, kwargs)
                 value: T = step(running.run())
