@@ -222,6 +222,9 @@ class Direct(Protocol):
     """Whether `put` ever does anything; False where every commit has to wait."""
     sends: bool
     """Whether `send` ever does anything."""
+    lock: contextlib.AbstractContextManager[object]
+    """What the caller of `put` holds meanwhile, and as briefly as that. It is not held within `put`, because a function
+    for that alone would be a call more in every commit."""
 
     def look(self, key: Key, at: Token | None) -> tuple[Entry | None, Token] | None:
         """What `Backend.read` finds under one key, and the token, if the entry is the newest of all."""
@@ -240,7 +243,8 @@ class Direct(Protocol):
         attempt: int,
     ) -> Reply | None:
         """What `Backend.commit` does with a request that writes something, expects what was read to be as it was found
-        here, and the keys ``absent`` to be absent."""
+        here, and the keys ``absent`` to be absent. The caller holds `lock`, and has read something by `look`, which
+        says so if this process may not."""
 
     def send(self, request: CommitRequest) -> Reply | None:
         """`Backend.commit` of a quiet request, where that waits for nobody; raises what that raises."""

@@ -170,7 +170,8 @@ def test_the_clock_may_be_given_and_never_runs_backwards() -> None:
     direct = direct_way(store.backend)
     assert direct is not None
     token = step(store.backend.snapshot())
-    reply = direct.put(new_transaction(), "a", "s", token, {}, {key("a"): put(3)}, (), None, None, 1)
+    with direct.lock:
+        reply = direct.put(new_transaction(), "a", "s", token, {}, {key("a"): put(3)}, (), None, None, 1)
     assert reply is not None
     assert reply.at == 1010.0
 
@@ -418,7 +419,8 @@ async def _put_directly(store: Subject) -> None:
         key("new"): put(5),
         key("hidden"): put(1, ttl_seconds=9.0, listed=False),
     }
-    reply = direct.put(new_transaction(), "a", "serializable", token, {key("a"): entry}, writes, (), None, None, 1)
+    with direct.lock:
+        reply = direct.put(new_transaction(), "a", "serializable", token, {key("a"): entry}, writes, (), None, None, 1)
     assert reply is not None
 
 
@@ -517,7 +519,8 @@ def test_the_direct_way_says_none_to_what_is_not_for_it() -> None:
     assert entry.version == version
 
     def send(reads: Any, writes: Any, absent: Any = (), transaction: int = 0) -> Any:
-        return direct.put(transaction or new_transaction(), "a", "s", token, reads, writes, absent, None, None, 1)
+        with direct.lock:
+            return direct.put(transaction or new_transaction(), "a", "s", token, reads, writes, absent, None, None, 1)
 
     written = {key("b"): put(2)}
     assert send({key("a"): Entry(version, b"i1")}, written) is None
@@ -539,8 +542,9 @@ def test_a_transaction_that_is_sent_twice_by_the_direct_way_happens_once() -> No
     assert direct is not None
     token, number = step(store.backend.snapshot()), new_transaction()
     sent = number, "a", "s", token, {}, {key("a"): put(1)}, (key("b"),), "op", "run", 2
-    assert direct.put(*sent) is not None
-    assert direct.put(*sent) is None
+    with direct.lock:
+        assert direct.put(*sent) is not None
+        assert direct.put(*sent) is None
     settled, change = step(store.backend.outcome(number, fence=True))
     assert settled is Settled.COMMITTED
     assert change is not None
@@ -567,7 +571,7 @@ def test_a_subclass_or_a_proxy_has_no_direct_way_and_a_closed_store_refuses_it()
     step(backend.close())
     with pytest.raises(UsageError, match="closed"):
         direct.look(key("a"), None)
-    with pytest.raises(UsageError, match="closed"):
+    with pytest.raises(UsageError, match="closed"), direct.lock:
         direct.put(new_transaction(), "a", "s", token, {}, {key("a"): put(1)}, (), None, None, 1)
 
 

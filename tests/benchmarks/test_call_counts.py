@@ -5,12 +5,14 @@ A number here may be lowered by whoever makes something cheaper. Raising one is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
+import gc
 import os
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -174,6 +176,18 @@ def test_port_housekeeping_is_rare() -> None:
 # --- Python calls ----------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Without the collector: by chance it would come in between, and call what waits for the ends of older stores."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def python_calls(work: Callable[[interlock.SharedResource[Any]], Awaitable[object]]) -> int:
     """How many Python functions run, comprehensions and resumed coroutines included, in ``work`` on a warm store."""
 
@@ -188,12 +202,13 @@ def python_calls(work: Callable[[interlock.SharedResource[Any]], Awaitable[objec
                 nonlocal calls
                 calls += event == "call"
 
-            before = sys.getprofile()
-            sys.setprofile(count)
-            try:
-                await work(stock)
-            finally:
-                sys.setprofile(before)
+            with uncollected():
+                before = sys.getprofile()
+                sys.setprofile(count)
+                try:
+                    await work(stock)
+                finally:
+                    sys.setprofile(before)
             return calls
 
     return asyncio.run(run())
@@ -211,12 +226,13 @@ def stepped_calls(work: Callable[[interlock.sync.SharedResource[Any]], object]) 
             nonlocal calls
             calls += event == "call"
 
-        before = sys.getprofile()
-        sys.setprofile(count)
-        try:
-            work(stock)
-        finally:
-            sys.setprofile(before)
+        with uncollected():
+            before = sys.getprofile()
+            sys.setprofile(count)
+            try:
+                work(stock)
+            finally:
+                sys.setprofile(before)
         return calls
 
 

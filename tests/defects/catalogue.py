@@ -202,7 +202,7 @@ ENGINE = (
     Defect(
         "the direct way does not judge what was read",
         "interlock.backends.memory.direct",
-        (("                if current.get(key) is not found:", "                if False:"),),
+        (("            if current.get(key) is not found:", "            if False:"),),
         ("tests/backends/test_memory_backend.py", "-k", "direct"),
     ),
     Defect(

@@ -105,9 +105,11 @@ def commit_now(txn: Transaction) -> bool:
             for key, record in records.items():
                 writes[key] = record.put(record.fingerprint or footprint(txn), number)
             absent = (*absent, *records)
-        reply = direct.put(
-            number, txn.agent, txn.isolation, token, txn.reads, writes, absent, txn.operation, txn.run_id, txn.attempt
-        )
+        with direct.lock:
+            reply = direct.put(
+                number, txn.agent, txn.isolation, token, txn.reads, writes, absent,
+                txn.operation, txn.run_id, txn.attempt,
+            )  # fmt: skip
     except BaseException as error:
         txn.state, txn.error = ROLLED_BACK, error
         raise

@@ -2,7 +2,7 @@
 
 See `interlock.ports.Direct`. They do a subset of what `engine` does, by the same steps, and say None to everything
 else, with nothing done. So this is a shorter way to the same end, never another rule; the conformance suite takes both
-ways.
+ways. Who calls `Direct.put` holds the engine's lock.
 
 `Direct.look` takes no lock. Why what it says is right all the same. A commit notes itself in ``pending``, then changes
 ``current``, then replaces ``token``, then clears ``pending`` (`state.State.apply`), and commits follow each other
@@ -29,13 +29,14 @@ from interlock.model import NONCE_MASK, CommitRequest, Entry, Key, Put, Reply, T
 class Direct:
     """The short way into one engine, for one backend object; ``refusal`` says why, once that object refuses calls."""
 
-    __slots__ = ("refusal", "state")
+    __slots__ = ("lock", "refusal", "state")
 
     puts = True
     sends = False
 
     def __init__(self, state: State) -> None:
         self.state = state
+        self.lock = state.lock
         self.refusal: str | None = None
 
     def look(self, key: Key, at: Token | None) -> tuple[Entry | None, Token] | None:
@@ -61,57 +62,46 @@ class Direct:
         if self.refusal is not None:
             raise UsageError(self.refusal)
         state = self.state
-        with state.lock:
-            return _put(
-                state, transaction, agent, isolation, snapshot, reads, writes, absent, operation, run_id, attempt
-            )
+        if state.pending is not None or state.waiters or state.fences:
+            return None
+        if transaction in state.records or transaction <= state.forgotten_fence:
+            return None
+        token, current = state.token, state.current
+        if snapshot is not token:
+            state.position_of(snapshot)
+        for key, found in reads.items():
+            if current.get(key) is not found:
+                return None
+        for key in absent:
+            entry = current.get(key)
+            if entry is not None and entry.value is not None:
+                return None
+        now = state.clock()
+        if now < state.last_time:
+            now = state.last_time
+        else:
+            state.last_time = now
+        position = token.position + 1
+        version = (position, transaction & NONCE_MASK)
+        new: dict[Key, Entry] = {}
+        fresh: list[Key] | None = None
+        for key, write in writes.items():
+            if type(write) is not Put:
+                return None
+            ttl_seconds = write.ttl_seconds
+            new[key] = Entry(version, write.value, None if ttl_seconds is None else now + ttl_seconds)
+            if key not in current and write.listed:
+                fresh = fresh or []
+                fresh.append(key)
+        if fresh is not None:
+            state.order.fresh.update(fresh)
+        after = Token(token.store, INCARNATION, position)
+        record = PlainRecord(
+            version, after, now, None, (), transaction, agent, isolation, reads, writes, operation, run_id, attempt
+        )
+        put_in_place(state, record, new)
+        return record
 
     def send(self, request: CommitRequest) -> Reply | None:
         """Nothing: the general way is as short."""
         return None
-
-
-def _put(
-    state: State, transaction: TransactionId, agent: str, isolation: str, snapshot: Token,
-    reads: Mapping[Key, Entry | None], writes: Mapping[Key, Write], absent: Iterable[Key],
-    operation: str | None, run_id: str | None, attempt: int,
-) -> Reply | None:  # fmt: skip
-    if state.pending is not None or state.waiters or state.fences:
-        return None
-    if transaction in state.records or transaction <= state.forgotten_fence:
-        return None
-    token, current = state.token, state.current
-    if snapshot is not token:
-        state.position_of(snapshot)
-    for key, found in reads.items():
-        if current.get(key) is not found:
-            return None
-    for key in absent:
-        entry = current.get(key)
-        if entry is not None and entry.value is not None:
-            return None
-    now = state.clock()
-    if now < state.last_time:
-        now = state.last_time
-    else:
-        state.last_time = now
-    position = token.position + 1
-    version = (position, transaction & NONCE_MASK)
-    new: dict[Key, Entry] = {}
-    fresh: list[Key] | None = None
-    for key, write in writes.items():
-        if type(write) is not Put:
-            return None
-        ttl_seconds = write.ttl_seconds
-        new[key] = Entry(version, write.value, None if ttl_seconds is None else now + ttl_seconds)
-        if key not in current and write.listed:
-            fresh = fresh or []
-            fresh.append(key)
-    if fresh is not None:
-        state.order.fresh.update(fresh)
-    after = Token(token.store, INCARNATION, position)
-    record = PlainRecord(
-        version, after, now, None, (), transaction, agent, isolation, reads, writes, operation, run_id, attempt
-    )
-    put_in_place(state, record, new)
-    return record

@@ -7,6 +7,8 @@ from there, by the same steps, and says None to everything else. Quiet commits o
 
 from __future__ import annotations
 
+import contextlib
+
 from interlock.backends.sqlite.engine import Engine
 from interlock.model import CommitRequest, Entry, Key, Reply, Token
 from interlock.ports import Runtime
@@ -19,6 +21,7 @@ class Direct:
 
     puts = False
     sends = True
+    lock: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 
     def __init__(self, engine: Engine, runtime: Runtime) -> None:
         self._engine = engine
