@@ -573,7 +573,7 @@ UNDOING = (
     Defect(
         "a step's result is never written before the next step",
         "interlock.saga.lags",
-        (("                elif lag == seen:\n", "                elif lag == -1:\n"),),
+        (("            elif lag == seen:\n", "            elif lag == -1:\n"),),
         DURABLE,
     ),
     Defect(
