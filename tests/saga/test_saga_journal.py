@@ -456,3 +456,13 @@ def test_plain_data_lies_in_a_page_as_msgpack() -> None:
         (record,) = [Entry((1, 1), codec.freeze(("sagapage", 1, [damaged])), None)]
         with pytest.raises(interlock.BackendCorruptError):
             PAGES.load(record)
+    nameless = kinds.pack((1, {"status": "begun", "order": 1}))
+    with pytest.raises(interlock.BackendCorruptError, match="no name"):
+        PAGES.load(Entry((1, 1), codec.freeze(("sagapage", 1, [nameless])), None))
+
+
+def test_what_a_recorded_step_is_called() -> None:
+    assert kinds.label_of(0, {"fn": "shop.orders:Payments.charge"}) == "charge"
+    assert kinds.label_of(0, {"fn": "charge"}) == "charge"  # a name that was given
+    assert kinds.label_of(0, {"fn": "shop:charge", "label": "pay"}) == "pay"
+    assert kinds.label_of("first", {"fn": "shop:charge"}) == "first"

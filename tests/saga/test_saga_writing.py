@@ -130,6 +130,17 @@ def test_a_commit_that_does_not_know_its_version_is_looked_at_before_the_next(mo
     store.close()
 
 
+def test_five_usual_steps_fit_into_a_row_that_sqlite_keeps_in_one_piece() -> None:
+    """The end of a longer one lies in a page of its own, which each commit would write once more."""
+    _, store = opened(lambda inner: inner)
+    with store.saga("order", id="7e8b1c52-2c39-4a53-9b0e-6a1f3d2c4b5a") as saga:
+        for number in range(5):
+            saga.step(act, f"{number}", undo=undo)
+        (page,) = journal_of(saga)._pages
+        assert len(page.key) + len(page.put().value) < 950
+    store.close()
+
+
 def test_a_step_that_is_larger_than_a_value_may_be_is_refused() -> None:
     with pytest.raises(LimitExceededError):
         encoded(("x", 1), {"result": b"x" * codec.VALUE_BYTES})

@@ -152,4 +152,4 @@ class DurableSaga(Generic[S]):
 def prepare_keys(course: Course, journal: Journal) -> None:
     """Idempotency keys of a run: another run of the same id must not meet the keys that were undone."""
     course.key_prefix = journal.title
-    course.key_suffix = "" if journal.run == 1 else f"#{journal.run}"
+    course.key_suffix = journal.key_suffix

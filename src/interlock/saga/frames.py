@@ -233,7 +233,8 @@ class Frame:
             )
 
     def step_key(self, record: StepRecord) -> str:
-        """The step's idempotency key: the caller's, or one made of saga and place."""
+        """The step's idempotency key: the caller's, or one made of saga and place, of which `Journal` relies on the
+        form."""
         if record.key is None:
             course = self.course
             if course.id is None:

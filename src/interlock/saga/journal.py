@@ -85,6 +85,11 @@ class Journal(Records):
         """Pages of steps that the commit of a session carries."""
         self._letters: dict[Key, Expectation] = {}
 
+    @property
+    def key_suffix(self) -> str:
+        """What the idempotency keys of this run end with."""
+        return "" if self.run == 1 else f"#{self.run}"
+
     def letter_id(self, place: Place) -> str:
         """The name of a step's dead letter."""
         return f"{self.title}/{self.run}/{place}"
@@ -185,6 +190,8 @@ class Journal(Records):
             self._pages.append(page)
         for place, (raw, step) in record.value.items():
             page.set(place, raw)
+            if "key" not in step:  # it is the one that is made for this place, as in `Frame.step_key`
+                step["key"] = f"{self.title}:{place}{self.key_suffix}"
             self.steps[place], self._page_of[place] = step, page
         page.dirty, page.version = False, record.version
 

@@ -61,6 +61,8 @@ class PageKind(Kind):
             if type(place) not in (int, str):
                 raise BackendCorruptError(f"a step in a record of kind {self.name!r} has no good place")
             check_fields(step, self.name, STEP, STEP_OPTIONAL)
+            if step.get("label") is None and step.get("fn") is None:
+                raise BackendCorruptError(f"a step in a record of kind {self.name!r} has no name")
             found[place] = raw, step
         return found
 
@@ -92,11 +94,25 @@ def check_fields(value: Any, name: str, required: Fields, optional: Fields) -> N
             raise BackendCorruptError(f"a record of kind {name!r} has no good {field_name!r}")
 
 
-STEP: Final[Fields] = {"status": (str,), "order": (int,), "label": (str,)}
+def label_of(place: int | str, step: Mapping[str, Any]) -> str:
+    """What reports call a recorded step: as its record says, and where it says nothing, its id or its function's
+    name."""
+    label: str | None = step.get("label")
+    if label is not None:
+        return label
+    return place if type(place) is str else name_in(step["fn"])
+
+
+def name_in(path: str) -> str:
+    """The last part of a function's name in a journal."""
+    return path.rpartition(":")[2].rpartition(".")[2]
+
+
+STEP: Final[Fields] = {"status": (str,), "order": (int,)}
 STEP_OPTIONAL: Final[Fields] = {
-    "fn": (str,), "key": (str,), "kind": (str,), "undo": (str,), "verify": (str,), "plan": (list, tuple),
-    "kept": (dict,), "positional": (list, tuple), "arguments": (list, tuple), "result": (list, tuple),
-    "retry": (list, tuple, dict),
+    "label": (str,), "fn": (str,), "key": (str,), "kind": (str,), "undo": (str,), "verify": (str,),
+    "plan": (list, tuple), "kept": (dict,), "positional": (list, tuple), "arguments": (list, tuple),
+    "result": (list, tuple), "retry": (list, tuple, dict),
 }  # fmt: skip
 SAGAS: Final = JournalKind(
     "saga",

@@ -7,6 +7,8 @@ encoded.
 
 - A page is in one commit at a time (`Page.writing`); a step that begins meanwhile takes another page, so parallel
   steps do not wait for each other.
+- What a step says is kept short: SQLite stores the end of a row of more than some 1,000 bytes in a page of the database
+  of its own, which is then written with every change.
 - A page takes steps until it has `PAGE_BYTES`; what is written for one step of many is bounded by that.
 - A step whose record has grown too large for a page that it shares moves to a page of its own. Of two records of one
   step the one in the later page is the newer one.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from interlock import codec
 from interlock.core.retry import RetryPolicy
 from interlock.errors import UsageError
-from interlock.saga.kinds import pack
+from interlock.saga.kinds import label_of, name_in, pack
 from interlock.saga.matching import GIVEN, Plan, name_of, unwrapped
 from interlock.saga.pages import Place
 from interlock.saga.records import State, StepRecord, declared
@@ -143,9 +143,13 @@ def facts_of(frame: Frame, record: StepRecord) -> dict[str, Any]:
     else:
         raw = codec.canonical([list(arguments), given or {}])
     facts = template.facts.copy()
-    facts["print"], facts["key"] = blake2b(raw, digest_size=16).digest(), frame.step_key(record)
+    facts["print"] = blake2b(raw, digest_size=16).digest()
+    if record.given_key is not None:
+        facts["key"] = frame.step_key(record)
+    elif record.takes_key:
+        frame.step_key(record)
     if record.step_id is not None:
-        facts["label"] = record.step_id
+        facts.pop("label", None)
     if record.undo is None:
         return facts
     if template.kept:
@@ -183,13 +187,15 @@ def _template(record: StepRecord) -> _Template:
     check_durable(record)
     path, undo, verify = names_of(record)
     label = record.name or name_of(record.fn)
-    facts: dict[str, Any] = {"fn": path, "label": label, "verify": verify}
+    facts: dict[str, Any] = {"fn": path}  # what is empty, or can be told from the rest, is left out
+    if label != name_in(path):
+        facts["label"] = label
+    if verify is not None:
+        facts["verify"] = verify
     plan = record.plan if record.undo is not None else None
     if plan is not None:
         facts["undo"] = undo
         facts["plan"] = [plan.count, list(plan.positional), list(plan.keywords)]
-        facts["positional"] = []
-        facts["kept"] = {}
     template = _Template(facts, record.plan)
     try:
         template.functions = [_nothing if fn is None else weakref.ref(fn) for fn in functions]
@@ -214,7 +220,7 @@ def _hint(record: StepRecord, name: str) -> Callable[[], Any]:
 def record_from(place: Place, value: dict[str, Any]) -> StepRecord:
     """A recorded step without its functions, which `interlock.saga.recovery` finds when they are needed."""
     record = StepRecord(unknown_function, (), {})
-    record.name = value["label"]
+    record.name = label_of(place, value)
     if type(place) is str:
         record.step_id = place
     else:

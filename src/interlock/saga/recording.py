@@ -18,6 +18,7 @@ from interlock.layers.effects.answers import NOT_HAPPENED, Happened
 from interlock.saga import journal as records
 from interlock.saga.errors import JournalMismatchError, StepUnknownError
 from interlock.saga.journal import Journal
+from interlock.saga.kinds import label_of
 from interlock.saga.matching import name_of, takes_key
 from interlock.saga.pages import Place
 from interlock.saga.receipts import met
@@ -168,7 +169,9 @@ class Recorder:
         """Raises `JournalMismatchError` if the program has ended without some recorded steps."""
         if self._unreached:
             place = min(self._unreached, key=str)
-            raise self._mismatch(frame, place, f"the program ended without {self.journal.steps[place]['label']}")
+            raise self._mismatch(
+                frame, place, f"the program ended without {label_of(place, self.journal.steps[place])}"
+            )
 
     async def decide(self, deferred: list[StepRecord]) -> None:
         """Everything has succeeded: nothing is undone from here on."""
@@ -280,9 +283,9 @@ class Recorder:
             hints = hints_of(record.undo)
             record.loaded = {
                 name: load_value(kept, lambda name=name: hints.get(name), what_of(record.undo, name))  # type: ignore[misc]
-                for name, kept in stored["kept"].items()
+                for name, kept in stored.get("kept", {}).items()
             }
-            record.arguments = tuple(load_value(each, no_hint, "an argument") for each in stored["positional"])
+            record.arguments = tuple(load_value(each, no_hint, "an argument") for each in stored.get("positional", ()))
             if "result" in stored:
                 fn = find(stored["fn"], self.modules)
                 record.result = load_result(
