@@ -166,6 +166,24 @@ def test_while_a_coordinator_lives_nobody_else_enters_or_recovers(store: Any, ur
     assert ("release", "r-sku", "sku") not in LOG
 
 
+def test_who_takes_over_knows_the_keys_that_were_made(store: Any, url: str) -> None:
+    """They are not in the records; in the second run they are others than in the first."""
+    keys = []
+    for _ in range(2):
+        saga = store.saga("order", id="o1")
+        with pytest.raises(SagaClosedError, match="taken over"), saga as scope:
+            scope.step(charge, 5, undo=refund)
+            scope.step(charge, 6, undo=refund, step_id="tip")
+            give_away(saga)
+            with interlock.sync.open(url, agent="rival") as rival:
+                assert rival.recover(older_than_seconds=0).undone == ("order/o1",)
+            one, other, *undone = [each[-1] for each in taken()]
+            assert undone == [f"{other}:undo", f"{one}:undo"]
+            keys += [one, other]
+            scope.step(charge, 7)
+    assert keys == ["order/o1:0", "order/o1:tip", "order/o1:0#2", "order/o1:tip#2"]
+
+
 def test_a_coordinator_that_was_taken_over_does_nothing_more(store: Any, url: str) -> None:
     """It is given away as if its coordinator had died; the next write tells it, and it undoes nothing."""
     saga = store.saga("order", id="o1")

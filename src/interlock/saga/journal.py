@@ -90,6 +90,11 @@ class Journal(Records):
         """What the idempotency keys of this run end with."""
         return "" if self.run == 1 else f"#{self.run}"
 
+    def key_of(self, place: Place) -> str:
+        """The idempotency key of a recorded step: what its record says, or what `Frame.step_key` makes of the place."""
+        given: str | None = self.steps[place].get("key")
+        return f"{self.title}:{place}{self.key_suffix}" if given is None else given
+
     def letter_id(self, place: Place) -> str:
         """The name of a step's dead letter."""
         return f"{self.title}/{self.run}/{place}"
@@ -190,8 +195,6 @@ class Journal(Records):
             self._pages.append(page)
         for place, (raw, step) in record.value.items():
             page.set(place, raw)
-            if "key" not in step:  # it is the one that is made for this place, as in `Frame.step_key`
-                step["key"] = f"{self.title}:{place}{self.key_suffix}"
             self.steps[place], self._page_of[place] = step, page
         page.dirty, page.version = False, record.version
 

@@ -217,15 +217,15 @@ def _hint(record: StepRecord, name: str) -> Callable[[], Any]:
     return look
 
 
-def record_from(place: Place, value: dict[str, Any]) -> StepRecord:
-    """A recorded step without its functions, which `interlock.saga.recovery` finds when they are needed."""
+def record_from(place: Place, value: dict[str, Any], key: str) -> StepRecord:
+    """A recorded step with its key, without its functions; `interlock.saga.recovery` finds them when it needs them."""
     record = StepRecord(unknown_function, (), {})
     record.name = label_of(place, value)
     if type(place) is str:
         record.step_id = place
     else:
         record.position = int(place)
-    record.key = record.given_key = value["key"]
+    record.key = record.given_key = key
     record.order = value["order"] + (_LAST if value["status"] == "begun" else 0)
     record.state = STATES.get(value["status"], State.UNKNOWN)
     record.stored = value

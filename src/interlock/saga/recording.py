@@ -249,7 +249,7 @@ class Recorder:
         for place in self._late:
             self.journal.note(place, {"status": "failed"})
         for place in self._unreached:
-            record = record_from(place, self.journal.steps[place])
+            record = record_from(place, self.journal.steps[place], self.journal.key_of(place))
             if self.only is not None and self.only != place:
                 record.state = LEFT_ALONE.get(record.state, record.state)
             frame.records.append(record)

@@ -86,7 +86,7 @@ async def _finish_forward(frame: Frame, recorder: Recorder) -> None:
     ]
     waiting.sort(key=lambda item: item[1]["order"])
     for place, value in waiting:
-        record = record_from(place, value)
+        record = record_from(place, value, recorder.journal.key_of(place))
         record.state = State.RUNNING
         if not recorder.find_deferred(record, value):
             frame.status = INCOMPLETE
