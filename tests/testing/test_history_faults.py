@@ -131,7 +131,8 @@ def test_w19_two_versions_over_one_store(
 ) -> None:
     url = f"sqlite:///{tmp_path}/store.db" if engine == "sqlite" else request.getfixturevalue(f"{engine}_url")
     sources = str(earlier), str(Path(interlock.__file__).parents[1])
-    settings = Settings("list-append", url, seconds=usual(5.0, 2.5), processes=2, threads=3, least=20, control=False)
+    seconds, least = usual((5.0, 20), (2.5, 6))
+    settings = Settings("list-append", url, seconds=seconds, processes=2, threads=3, least=least, control=False)
     verdict = run(replace(settings, sources=sources), tmp_path / "out")
     assert verdict.findings.violations == []
     assert verdict.vacuous == []

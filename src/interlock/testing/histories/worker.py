@@ -68,8 +68,10 @@ def work(part: Part) -> None:
                 place = number % part.stride
                 agent = Agent(number, place, part.stride, random.Random(f"{part.seed} {number}"), blind)
                 try:
-                    while time.monotonic() < part.until and not failures:
+                    while not failures:  # once at least: the time may be over before the store is open
                         make_one(workload, agent, resource, part.mode, recorder, think)
+                        if time.monotonic() >= part.until:
+                            break
                 except BaseException as error:
                     failures.append(error)
 
