@@ -101,7 +101,10 @@ class AsyncDriver:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return await groups.commit_alone(self._other_loop(), job)
-        commits = (await self._loop(loop)).commits(job)
+        mine = self._loops.get(loop)
+        if mine is None or mine.pool.closed:
+            mine = await self._loop(loop)
+        commits = mine.commits(job)
         job.future = loop.create_future()
         commits.add(job)
         try:

@@ -249,6 +249,8 @@ def refuse_merge(request: CommitRequest, answer: Answer) -> NoReturn:
 
 def merged(request: CommitRequest, answer: Answer) -> dict[Key, Merged] | None:
     """What the merges did."""
+    if answer.b_changed is None:
+        return None
     merging = merged_keys(request)
     if not merging:
         return None
