@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from interlock import codec, merges
 from interlock.backends.postgresql import PostgreSQLBackend, groups
 from interlock.backends.postgresql import tokens as tk
+from interlock.backends.postgresql.loops import Commits
 from interlock.backends.postgresql.tokens import ROOM, Snapshot
 from interlock.errors import SnapshotTooOldError, UsageError
 from interlock.model import (
@@ -415,34 +416,49 @@ def test_who_would_wait_for_a_call_under_way_holds_nobody_up(
     at_store(postgresql_url, schema, body)
 
 
-def test_who_validates_the_range_of_a_call_under_way_waits_here_and_not_on_a_connection(
-    postgresql_url: str, schema: str, under_way: Callable[[], asyncio.Event]
-) -> None:
+class HeldCommits(Commits):
+    """Calls that are answered when the test says so. Without a server."""
+
+    def __init__(self) -> None:
+        super().__init__(None, 10)  # type: ignore[arg-type]
+        self.sent: list[list[bytes]] = []
+        self.may_end = asyncio.Event()
+
+    async def _answers(self, jobs: list[groups.Job]) -> list[Reply | Exception]:
+        self.sent.append([written for job in jobs for written in job.request.writes])
+        await self.may_end.wait()
+        return [Reply((1, 1), TOKEN, 0.0) for _ in jobs]
+
+
+def test_who_validates_the_range_of_a_call_under_way_waits_here_and_not_on_a_connection() -> None:
     """There it would wait for that call's locks, and could take nobody along who comes meanwhile."""
 
-    async def body(store: Subject) -> None:
-        await store.commit({key("log", 1): put(0), key("other", 1): put(0)})
-        snapshot = await store.backend.snapshot()
+    async def run() -> None:
+        commits = HeldCommits()
 
-        async def request(number: int, span: Span) -> CommitRequest:
-            return await store.request({key("report", number): put(0)}, spans=(span,), snapshot=snapshot)
+        async def come(number: int, span: Span) -> asyncio.Future[Any]:
+            """In a step of the loop of its own."""
+            request = CommitRequest(
+                new_transaction(), "a", "serializable", TOKEN, {}, {key(number): put(0)}, {}, (span,)
+            )
+            job = groups.job(request, locking=True)
+            assert job is not None
+            job.future = asyncio.get_running_loop().create_future()
+            commits.gatherer.add(job)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            return job.future
 
-        same = [await request(n, LOG) for n in range(8)]
-        others = [await request(n, OTHER) for n in range(10, 13)]
-        begun = under_way()
-        first = asyncio.ensure_future(store.backend.commit(same[0]))
-        await begun.wait()
-        early = [asyncio.ensure_future(store.backend.commit(request)) for request in [*same[1:4], *others]]
-        await asyncio.sleep(0)
-        late = [asyncio.ensure_future(store.backend.commit(request)) for request in same[4:]]
-        replies = await asyncio.gather(first, *early, *late)
-        groups_of = [transaction_of(reply) for reply in replies]
-        assert len({*groups_of[1:4], *groups_of[7:]}) == 1, "they did not go together"
-        assert groups_of[0] not in groups_of[1:]
-        assert len({*groups_of[4:7]}) == 1
-        assert groups_of[4] not in groups_of[1:4]
+        coming = [await come(0, LOG), await come(1, LOG), await come(2, OTHER), await come(3, LOG)]
+        assert commits.sent == [[key(0)], [key(2)]]
+        commits.may_end.set()
+        await asyncio.gather(*coming)
+        assert commits.sent == [[key(0)], [key(2)], [key(1), key(3)]]
+        coming = [await come(4, LOG), await come(5, LOG)]
+        await asyncio.gather(*coming)
+        assert commits.sent[3:] == [[key(4)], [key(5)]], "a range stays as if a call were under way"
 
-    at_store(postgresql_url, schema, body)
+    asyncio.run(run())
 
 
 def _random_request(chance: random.Random, known: dict[bytes, Any]) -> dict[str, Any]:
