@@ -9,6 +9,7 @@ it belongs to: if that has changed meanwhile, it comes back once more.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from struct import Struct
 from typing import Any, Final
 
@@ -155,7 +156,7 @@ def _operation(
     if type(write) is Put:
         mark, argument = _PUT if write.listed else _PUT_UNLISTED, write.value
         if write.ttl_seconds is not None:
-            mark, argument = _PUT_FOR, bytes((mark,)) + _life(write.ttl_seconds).to_bytes(8, "big") + argument
+            mark, argument = _PUT_FOR, _before_value(mark, write.ttl_seconds) + argument
         if mark != _PUT:
             forms[key] = form_of(write)
     else:
@@ -171,6 +172,11 @@ def _operation(
                 mark, argument = _MERGE, b"".join(steps)
     given += (HEADS[len(argument)], argument)
     return mark
+
+
+@lru_cache(_FEW)  # the records of idempotency keys all live equally long
+def _before_value(mark: int, seconds: float) -> bytes:
+    return bytes((mark,)) + _life(seconds).to_bytes(8, "big")
 
 
 def _life(seconds: float) -> int:
