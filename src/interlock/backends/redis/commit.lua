@@ -31,7 +31,7 @@ if not meta then
   return answers
 end
 local position, last = from('>I8I8', r[1])
-local horizon, barred = from('>I8I6', meta, 17)
+local store, horizon, barred = from('>c16I8I6', meta)
 local time = call('TIME')
 local at = time[1] * 1000000 + time[2]
 if at < last then at = last end
@@ -43,10 +43,11 @@ local before_all, nonce = position, sub(r[1], 17, 24)
 local set, feeds, fresh, kept = {'s', ''}, {}, {}, {}
 local old, listed, large, ends, fetching
 
--- The commit whose head begins at `h`, whose fields begin at argument `f` and whose plan is argument `g`.
-local function one(h, f, g)
-  local identity, mode, snapshot, rows, operations, spans, clears, fetches = from('>c16c1I8I4I4I2I2I2', heads, h)
-  if sub(meta, 1, 16) ~= identity or snapshot > position then return {3, meta} end
+local NONE, VERSION, ALIVE, GUARD, RECORDED, UNCHANGED_ALIVE, MERGE, COMPUTED, DELETE, PUT_FOR = byte('-v!gaUmMdt', 1, -1)
+
+-- The commit whose fields begin at argument `f` and whose plan is argument `g`; the rest is what its head says.
+local function one(f, g, identity, mode, snapshot, rows, operations, spans, clears, fetches)
+  if identity ~= store or snapshot > position then return {3, meta} end
   if position > before_all then -- what the commits before it make stands in the place of what was read
     for a = f, f + rows do
       local e = fresh[A[a]]
@@ -66,22 +67,22 @@ local function one(h, f, g)
   local clashes, graves, merging
   for i = 1, rows do
     local p = 18 * i - 17
-    local x, operation = sub(plan, p, p), sub(plan, p + 1, p + 1)
-    if x ~= '-' then
+    local x, operation = byte(plan, p, p + 1)
+    if x ~= NONE then
       local e, bad = r[f + i - 1], false
-      if x == 'v' or x == '!' then
+      if x == VERSION or x == ALIVE then
         bad = not e or sub(e, 1, 16) ~= sub(plan, p + 2, p + 17) or byte(e, 17) % 2 == 1
-          or (x == '!' and byte(e, 17) % 8 >= 4 and from('>I8', e, 18) <= at)
+          or (x == ALIVE and byte(e, 17) % 8 >= 4 and from('>I8', e, 18) <= at)
       elseif e then
-        if x == 'g' or x == 'a' then
+        if x == GUARD or x == RECORDED then
           bad = byte(e, 17) % 2 == 0
-          if x == 'a' and not bad then
+          if x == RECORDED and not bad then
             graves = graves or {}
             graves[#graves + 1] = 'a'
             graves[#graves + 1] = sub(e, 1, 16) .. A[f + i]
           end
         else
-          bad = from('>I8', e) > snapshot or (x == 'U' and byte(e, 17) % 8 >= 4 and from('>I8', e, 18) <= at)
+          bad = from('>I8', e) > snapshot or (x == UNCHANGED_ALIVE and byte(e, 17) % 8 >= 4 and from('>I8', e, 18) <= at)
         end
       end
       if bad then
@@ -89,7 +90,7 @@ local function one(h, f, g)
         clashes[#clashes + 1] = {i, A[f + i], e or ''}
       end
     end
-    if operation == 'm' or operation == 'M' then merging = true end
+    if operation == MERGE or operation == COMPUTED then merging = true end
   end
   local cleared, removed
   --@ ranges.lua
@@ -122,27 +123,27 @@ local function one(h, f, g)
   local feed, place = {'t', at, 'm', record}, g + 1
   set[#set + 1] = A[f]
   set[#set + 1] = 'C' .. own
-  fresh[A[f]] = 'C' .. own
+  fresh[A[f]] = set[#set]
   feeds[#feeds + 1] = feed
   for i = 1, rows do
-    local operation = sub(plan, 18 * i - 16, 18 * i - 16)
-    if operation ~= '-' then
+    local operation = byte(plan, 18 * i - 16)
+    if operation ~= NONE then
       place = place + 1
       local k, e, b = A[f + i], r[f + i - 1], A[place]
       local was = e and byte(e, 17) or 32
       local flags, expiry, outside = quiet and 8 or 0, '', was % 64 >= 32
-      local mark = operation
-      if operation == 'd' then
+      local mark = string.char(operation)
+      if operation == DELETE then
         if not e or was % 2 == 1 or (cleared and cleared[k]) then b = nil end
         flags = flags + 1
-      elseif operation == 'm' or operation == 'M' then
+      elseif operation == MERGE or operation == COMPUTED then
         b, mark = after[i], 'm'
         if e and was % 2 == 0 and was % 8 >= 4 and not (cleared and cleared[k]) then
           flags, expiry = flags + 4, sub(e, 18, 25)
         end
         outside = e and outside
       else
-        if operation == 't' then
+        if operation == PUT_FOR then
           local until_ = at + from('>I8', b, 2)
           flags, expiry = flags + 4, pack('>I8', until_)
           ends = ends or {}
@@ -215,8 +216,8 @@ local function one(h, f, g)
 end
 local f, g = 4, fields + 2
 for h = 1, #heads, 39 do
-  local rows, operations = from('>I4I4', heads, h + 25)
-  answers[#answers + 1] = one(h, f, g)
+  local identity, mode, snapshot, rows, operations, spans, clears, fetches = from('>c16c1I8I4I4I2I2I2', heads, h)
+  answers[#answers + 1] = one(f, g, identity, mode, snapshot, rows, operations, spans, clears, fetches)
   f, g = f + rows + 1, g + operations + 2
 end
 if position == before_all then return answers end

@@ -14,7 +14,8 @@ end
 local barred, forgotten, horizon = sub(meta, 25, 40), sub(meta, 41, 56), sub(meta, 17, 24)
 call('HDEL', D, '') -- a script that has deleted may go on to write even when memory is short
 local dropped, work, more, last, parts = 0, 0, 0
-local found = call('XRANGE', KEYS[4], '-', '+', 'COUNT', most)
+local found = call('XRANGE', KEYS[4], '-', '+', 'COUNT', 1) -- nearly always the oldest may stay
+if found[1] and tonumber(found[1][2][2]) < before then found = call('XRANGE', KEYS[4], '-', '+', 'COUNT', most) end
 for j = 1, #found do
   local f = found[j][2]
   if tonumber(f[2]) >= before then break end

@@ -167,9 +167,9 @@ if merging then
   after, merged = {}, {}
   local place = g + 1
   for i = 1, rows do
-    local operation = sub(plan, 18 * i - 16, 18 * i - 16)
-    if operation ~= '-' then place = place + 1 end
-    if operation == 'm' or operation == 'M' then
+    local operation = byte(plan, 18 * i - 16)
+    if operation ~= NONE then place = place + 1 end
+    if operation == MERGE or operation == COMPUTED then
       local k, e = A[f + i], r[f + i - 1]
       local value
       local flags = e and byte(e, 17) or 1
@@ -180,7 +180,7 @@ if merging then
         else value = sub(e, flags % 8 >= 4 and 26 or 18) end
       end
       local stamp, argument, done = value and sub(e, 1, 16) or string.rep('\0', 16), A[place]
-      if operation == 'm' then
+      if operation == MERGE then
         done = every(value, argument)
       elseif sub(argument, 1, 16) == stamp then
         done = sub(argument, 17)
