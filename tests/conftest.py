@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shutil
@@ -13,6 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
+import redis
+import redis.utils
 
 import tally
 from bytecode import compile_share
@@ -37,6 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until everything is collected: looking for garbage was a quarter of that, and there is none
     tally.begin(config)
     os.environ.setdefault(EXAMPLES, usual("1", "0.4"))
+    if hasattr(redis.utils, "get_lib_version"):  # each client would read the metadata of its package for that
+        redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
         directory = tempfile.mkdtemp(prefix="interlock-bytecode-")
         os.environ["PYTHONPYCACHEPREFIX"] = directory
@@ -105,6 +110,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def redis_client(redis_url: str) -> Iterator[redis.Redis]:
+    """A client of that server, for what tests do beside the store."""
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
 
 
 @pytest.hookimpl(trylast=True)

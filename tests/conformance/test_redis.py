@@ -17,7 +17,7 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
-def backend(redis_url: str) -> Iterator[Callable[[], Backend]]:
+def backend(redis_url: str, redis_client: redis.Redis) -> Iterator[Callable[[], Backend]]:
     made: list[str] = []
 
     def make() -> Backend:
@@ -25,7 +25,6 @@ def backend(redis_url: str) -> Iterator[Callable[[], Backend]]:
         return RedisBackend(redis_url, name=made[-1], connections=8)
 
     yield make
-    with redis.Redis.from_url(redis_url) as client:
-        for name in made:
-            if keys := client.keys(f"{{{name}}}:*"):
-                client.delete(*keys)
+    for name in made:
+        if keys := redis_client.keys(f"{{{name}}}:*"):
+            redis_client.delete(*keys)
