@@ -214,14 +214,16 @@ async def _round(line: Line, tasks: int, *, busy: float, waits: float) -> int:
 def test_the_first_half_goes_out_at_once_while_tasks_keep_this_side_busier_than_the_server() -> None:
     async def run() -> None:
         line = Line()
-        assert await _round(line, 32, busy=2.0, waits=1.0) == 0, "nothing is known yet"
-        assert await _round(line, 32, busy=2.0, waits=1.0) == 0, "how long this side is busy is known at the turn's end"
+        assert await _round(line, 160, busy=2.0, waits=1.0) == 0, "nothing is known yet"
+        assert await _round(line, 160, busy=2.0, waits=1.0) == 0, (
+            "how long this side is busy is known at the turn's end"
+        )
         for _ in range(3):
             writes = line.writes
-            assert await _round(line, 32, busy=2.0, waits=1.0) == 16
+            assert await _round(line, 160, busy=2.0, waits=1.0) == 80
             assert line.writes == writes + 2
-        assert await _round(line, 10, busy=2.0, waits=1.0) == 0, "fewer come than the turn before"
-        assert await _round(line, 10, busy=2.0, waits=1.0) == 5
+        assert await _round(line, 70, busy=2.0, waits=1.0) == 0, "fewer come than the turn before"
+        assert await _round(line, 70, busy=2.0, waits=1.0) == 35
 
     _turns(run)
 
@@ -230,13 +232,13 @@ def test_everything_goes_out_together_while_the_server_takes_longer_or_the_tasks
     async def run() -> None:
         slow, few = Line(), Line()
         for _ in range(4):
-            assert await _round(slow, 32, busy=1.0, waits=5.0) == 0
-            assert await _round(few, 4, busy=2.0, waits=1.0) == 0
+            assert await _round(slow, 64, busy=1.0, waits=5.0) == 0
+            assert await _round(few, 62, busy=2.0, waits=1.0) == 0
         assert (slow.writes, few.writes) == (4, 4)
-        early = [await _round(slow, 32, busy=2.0, waits=1.0) for _ in range(3)]
-        assert early == [0, 0, 16], "measured anew in every turn"
-        early = [await _round(slow, 32, busy=2.0, waits=3.0) for _ in range(3)]
-        assert early == [16, 16, 0]
+        early = [await _round(slow, 64, busy=2.0, waits=1.0) for _ in range(3)]
+        assert early == [0, 0, 32], "measured anew in every turn"
+        early = [await _round(slow, 64, busy=2.0, waits=3.0) for _ in range(3)]
+        assert early == [32, 32, 0]
 
     _turns(run)
 

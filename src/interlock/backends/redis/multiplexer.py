@@ -15,11 +15,11 @@ there before theirs, and not later than the server's time when they are looked a
 has expired, and a commit is judged by the server's own clock anyhow.
 
 **Two halves.** If everything goes out at the end of a turn, the server has nothing to do while the tasks run, and the
-tasks have nothing to do while the server works: each waits for the other. So where many tasks are busy, the first half
-of what a turn may send goes out as soon as it is there, and from then on two groups are on their way in turns. Each
-half costs a write and, on a server that syncs every time, a sync. That is worth it only while the tasks keep this side
-busy for longer than it then waits for a reply, which is measured in each turn; with a slow disk, or a far server,
-everything goes out together.
+tasks have nothing to do while the server works: each waits for the other. So where very many tasks are busy, the first
+half of what a turn may send goes out as soon as it is there, and from then on two groups are on their way in turns.
+Each half costs a write, a call of the script and, on a server that syncs every time, a sync. That is worth it only
+while the tasks keep this side busy for longer than it then waits for a reply, which is measured in each turn; with a
+slow disk, or a far server, everything goes out together.
 
 **Silence.** A server that is stopped, or a network that swallows, ends no connection. While replies are due, a timer
 looks whether any has come; if none has for ``patience_seconds``, at most a quarter more, the connection is given up and
@@ -41,8 +41,8 @@ from interlock.backends.redis.home import Lost
 from interlock.backends.redis.scripts import Calls, Command, Part, packed
 from interlock.backends.redis.shared import Clock, Commits, Confirmation, Future, Group, Look, Place
 
-_LEAST_HALF: Final = 4
-"""Fewer callers than this are not worth a write of their own."""
+_LEAST_HALF: Final = 32
+"""Fewer callers than this are not worth a write, a call of the script and a sync of their own."""
 _LOOKS: Final = 4
 """How often silence is looked for in the time that it may last."""
 _TOGETHER_BYTES: Final = 32_768
