@@ -196,6 +196,19 @@ async def test_a_commit_of_several_agents_is_nobodys() -> None:
 
 
 @on_a_loop
+async def test_what_is_left_of_several_agents_when_one_is_refused_is_nobodys_too() -> None:
+    callers = Callers()
+    await callers.begin(("a", 1), ("b", 2), ("c", 3, (1, 1)))
+    key = NOTE.key("another", "own")
+    part = callers.ledger.gathered({key: NOTE.put(1)}, {key: ABSENT}, agent="another")
+    callers.tasks.append(asyncio.create_task(part))
+    await asyncio.sleep(0)
+    await callers.end()
+    assert callers.sizes() == [1, 3, 2]
+    assert [commit.agent for commit in callers.backend.commits] == ["a", MIXED, MIXED]
+
+
+@on_a_loop
 async def test_nobody_writes_what_another_one_expects() -> None:
     callers = Callers()
     await callers.begin(("a", 1), ("b", 1), ("b", 2), ("c", 1))
@@ -212,6 +225,7 @@ def test_what_fits_together() -> None:
         one = Portion({key: Put(b"1")}, {key: ABSENT, guard: (1, 1)}, "a", True, None)
         return Portion(writes, expectations, "b", True, None).fits(one.writes, one.expectations)
 
+    assert Portion({key: Put(b"12"), other: Delete(), guard: Put(b"3")}, {}, "a", True, None).size == 3
     assert fit({other: Put(b"2")}, {other: ABSENT, guard: (1, 1)})
     assert not fit({other: Put(b"2")}, {guard: (2, 1)})
     assert not fit({guard: Delete()}, {guard: (1, 1)})

@@ -183,6 +183,20 @@ def test_who_waited_for_a_commit_that_failed_goes_on() -> None:
     asyncio.run(both())
 
 
+def test_what_no_commit_has_carried_is_as_old_as_its_first_change() -> None:
+    _, store = opened(lambda inner: inner)
+    with store.saga("s", id="1") as saga:
+        saga.step(act, "a", undo=undo)
+        journal = journal_of(saga)
+        before = journal.lag()
+        assert before
+        journal._note_lag()
+        assert journal.lag() == before
+        step(journal.flush())
+        assert not journal.lag()
+    store.close()
+
+
 def undo_by_place(done: str, what: str) -> None:
     """None of its parameters has a name that the step knows."""
 

@@ -188,7 +188,11 @@ def test_what_has_begun_before_its_task_is_cancelled_where_it_waits() -> None:
             begun.send(None)
             begun.send(None)
         gate = loop.create_future()
+        begun = Begun(work(gate))
+        assert begun.send(None) is gate  # somebody takes the first step as his own
         gate.set_result(None)
+        await begun
+        assert ends[-1] == "more"
         await Begun(asyncio.sleep(0))
 
     asyncio.run(run())

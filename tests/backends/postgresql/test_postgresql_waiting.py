@@ -38,12 +38,13 @@ def stores(postgresql_url: str, schema: str) -> Iterator[tuple[Subject, Subject]
         asyncio.run(store.backend.close())
 
 
-def _until(url: str, query: str, count: int) -> None:
-    """Wait until so many sessions have sent a statement last."""
+def _until_heard(url: str, store: Subject) -> None:
+    """Wait until this store listens. That of the test before may still do."""
     with psycopg.connect(url, autocommit=True) as observer:
         while observer.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE query LIKE %s AND pid <> pg_backend_pid()", (query,)
-        ).fetchone() != (count,):
+            "SELECT count(*) FROM pg_stat_activity WHERE query = %s",
+            (f'LISTEN "{store.backend._news._herald._channel}"',),
+        ).fetchone() != (1,):
             pass
 
 
@@ -59,7 +60,7 @@ def test_a_commit_elsewhere_is_heard(postgresql_url: str, stores: tuple[Subject,
     here, there = (Subject(store.backend.blocking()) for store in stores)
     since = step(here.commit({key("a"): put(1)})).token
     thread, found = _waiting(stores[0], since)
-    _until(postgresql_url, 'LISTEN "interlock_%', 1)
+    _until_heard(postgresql_url, here)
     began = time.monotonic()
     step(there.commit({key("a"): put(2)}))
     thread.join(FAR_SECONDS)
@@ -72,7 +73,7 @@ def test_an_asynchronous_store_hears_it_too(postgresql_url: str, stores: tuple[S
         here, there = stores
         since = (await here.commit({key("a"): put(1)})).token
         task = asyncio.ensure_future(here.backend.wait(since, FAR_SECONDS))
-        await asyncio.to_thread(_until, postgresql_url, 'LISTEN "interlock_%', 1)
+        await asyncio.to_thread(_until_heard, postgresql_url, here)
         await there.commit({key("a"): put(2)})
         assert await asyncio.wait_for(task, FAR_SECONDS / 4)
 
@@ -118,7 +119,7 @@ def test_many_commits_send_few_notifications(postgresql_url: str, schema: str, m
         store, other = (Subject(PostgreSQLBackend(postgresql_url, schema=schema)) for _ in range(2))
         since = await other.backend.snapshot()
         task = asyncio.ensure_future(other.backend.wait(since, FAR_SECONDS))
-        await asyncio.to_thread(_until, postgresql_url, 'LISTEN "interlock_%', 1)
+        await asyncio.to_thread(_until_heard, postgresql_url, other)
         while not sent:
             await asyncio.gather(*[store.commit({key("n", number): put(number)}) for number in range(20)])
         for _ in range(10):

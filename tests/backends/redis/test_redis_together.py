@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from interlock import codec
-from interlock.backends.redis import RedisBackend
+from interlock.backends.redis import RedisBackend, requests
 from interlock.backends.redis.scripts import Calls
 from interlock.errors import BackendError
 from interlock.model import (
@@ -231,3 +231,11 @@ def test_a_caller_who_leaves_takes_nothing_from_the_others(server: RedisServer, 
         await store.backend.close()
 
     asyncio.run(run())
+
+
+def test_guards_are_forgotten_as_words_when_they_are_many() -> None:
+    """A store with very many resources keeps no more of them in memory for it."""
+    for number in range(2 * requests._MOST_NAMED + 10):
+        guard = key("guard", number)
+        assert requests._name(guard) == b"\r\n$%d\r\n%s" % (len(guard), guard) == requests._named[guard]
+        assert len(requests._named) <= requests._MOST_NAMED

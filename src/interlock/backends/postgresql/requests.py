@@ -249,12 +249,9 @@ def refuse_merge(request: CommitRequest, answer: Answer) -> NoReturn:
 
 def merged(request: CommitRequest, answer: Answer) -> dict[Key, Merged] | None:
     """What the merges did."""
-    if answer.b_changed is None:
+    if not answer.b_changed:
         return None
-    merging = merged_keys(request)
-    if not merging:
-        return None
-    rows = zip(merging, answer.b_changed or (), answer.b_value or (), strict=True)
+    rows = zip(merged_keys(request), answer.b_changed, answer.b_value or (), strict=True)
     return {key: Merged(changed, before) for (key, _), changed, before in rows}
 
 
