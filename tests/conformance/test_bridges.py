@@ -292,9 +292,10 @@ def test_a_commit_that_closing_cuts_off_is_unknown() -> None:
 
 
 def test_a_bridge_that_nobody_holds_ends_its_thread() -> None:
+    others = set(threading.enumerate())
     backend = Bridged(Suspending(MemoryBackend()))
     step(backend.snapshot())
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "interlock-loop"]
+    (thread,) = [each for each in set(threading.enumerate()) - others if each.name == "interlock-loop"]
     del backend
     gc.collect()
     thread.join(30)

@@ -40,6 +40,7 @@ class Clocked:
     """A store over a backend that misbehaves, another one over the same data, and the clock of both."""
 
     def __init__(self, kind: Callable[[Any], Any]) -> None:
+        self.threads = set(threading.enumerate())  # those of other tests may live on
         self.clock = Clock()
         name = f"effects-faults-{next(_serial)}"
         self.backend = kind(interlock.MemoryBackend(name, clock=self.clock.engine_time))
@@ -67,7 +68,7 @@ class Clocked:
         """Both, and what they have begun."""
         self.store.close()
         self.other.close()
-        for thread in threading.enumerate():
+        for thread in set(threading.enumerate()) - self.threads:
             if thread.name == "interlock-effects":
                 thread.join(30)
 
