@@ -183,6 +183,37 @@ def test_a_long_act_is_renewed_for_as_long_as_it_takes() -> None:
     other.close()
 
 
+def test_a_shorter_claim_is_looked_at_in_its_own_time() -> None:
+    """What renews the longer one may sleep by then for longer than the shorter one lasts."""
+    clock = Clock()
+    store = interlock.testing.sync.open_store("memory://shorter", clock=clock)
+    other = interlock.testing.sync.open_store("memory://shorter", clock=clock)
+
+    def left(least: float) -> float:
+        while True:
+            effect = other.effects.get("short")
+            assert effect is not None
+            assert effect.seconds_left is not None
+            if effect.seconds_left > least:
+                return effect.seconds_left
+
+    def short() -> str:
+        while not clock.sleeping:  # again, for a third of this claim
+            pass
+        assert left(0) == 3
+        clock.advance(1)
+        return f"{left(2):g} s left"
+
+    def long() -> str:
+        while not clock.sleeping:
+            pass
+        return interlock.sync.IdempotentExecutor(store, claim_seconds=3).execute("short", short)
+
+    assert interlock.sync.IdempotentExecutor(store, claim_seconds=3000).execute("long", long) == "3 s left"
+    store.close()
+    other.close()
+
+
 def test_nothing_goes_on_in_the_background_when_nothing_is_executed() -> None:
     others = set(threading.enumerate())  # those of other tests may live on for a moment
 

@@ -367,6 +367,30 @@ def test_a_step_of_which_nobody_knows_is_asked_about(said: Any) -> None:
     other.close()
 
 
+def test_a_saga_that_another_recovery_has_ended_meanwhile_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, other = stores()
+    with pytest.raises(Boom), store.saga("s", id="1") as saga:
+        saga.step(act, "first", undo=undo)
+        die(saga)
+    taken()
+    enter, reports = journal.Journal.enter, list[Any]()
+
+    async def late(self: journal.Journal, *args: Any, **named: Any) -> bool:
+        """Between the look at all sagas and this one's lease, the other recovery comes and goes."""
+        if not reports:
+            reports.append(None)
+            reports.append(other.recover(older_than_seconds=0))
+        return await enter(self, *args, **named)
+
+    monkeypatch.setattr(journal.Journal, "enter", late)
+    report = store.recover(older_than_seconds=0)
+    assert reports[1].undone == ("s/1",)
+    assert (report.undone, report.unknown, report.live) == ((), (), ())
+    assert taken() == [("undo", "first")]
+    store.close()
+    other.close()
+
+
 def test_a_step_of_which_nobody_knows_may_be_undone_all_the_same() -> None:
     store, other = stores()
     with pytest.raises(KeyboardInterrupt), store.saga("s", id="1") as saga:
