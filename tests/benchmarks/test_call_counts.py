@@ -9,15 +9,12 @@ import contextlib
 import fcntl
 import gc
 import os
-import sqlite3
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
-
-import pytest
 
 import interlock
 import interlock.sync
@@ -275,21 +272,6 @@ def test_python_calls_of_synchronous_run_with_an_idempotency_key() -> None:
 
 
 # --- statements -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every statement that any connection begins, from now on."""
-    seen: list[str] = []
-    connect = sqlite3.connect
-
-    def traced(*args: Any, **options: Any) -> sqlite3.Connection:
-        connection: sqlite3.Connection = connect(*args, **options)
-        connection.set_trace_callback(seen.append)
-        return connection
-
-    monkeypatch.setattr(sqlite3, "connect", traced)
-    return seen
 
 
 def verbs(statements: list[str]) -> Counter[str]:

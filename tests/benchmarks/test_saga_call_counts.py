@@ -5,7 +5,6 @@ A number here may be lowered by whoever makes something cheaper. Raising one is 
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import sys
 from collections import Counter
 from pathlib import Path
@@ -93,31 +92,20 @@ def test_python_calls_of_a_synchronous_saga() -> None:
     assert calls.count <= 490
 
 
-def test_sagas_at_once_share_commits_and_the_callers_thread_does_little(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sagas_at_once_share_commits_and_the_callers_thread_does_little(tmp_path: Path, statements: list[str]) -> None:
     """Alone each of them makes six commits; together they make little more. The Python calls are those of the event
     loop's thread."""
-    seen: list[str] = []
-    connect = sqlite3.connect
-
-    def traced(*args: Any, **options: Any) -> sqlite3.Connection:
-        connection: sqlite3.Connection = connect(*args, **options)
-        connection.set_trace_callback(seen.append)
-        return connection
-
-    monkeypatch.setattr(sqlite3, "connect", traced)
 
     async def run() -> int:
         async with interlock.open(f"sqlite:///{tmp_path / 's.db'}", agent="counter") as store:
             for turn in range(2):
                 await asyncio.gather(*(saga(store, f"warm-{turn}-{each}") for each in range(AT_ONCE)))
-            seen.clear()
+            statements.clear()
             with Calls() as calls:
                 await asyncio.gather(*(saga(store, f"{each}") for each in range(AT_ONCE)))
             return calls.count
 
     assert asyncio.run(run()) / AT_ONCE <= 600
-    verbs = Counter(statement.split()[0] for statement in seen)
+    verbs = Counter(statement.split()[0] for statement in statements)
     assert STEPS + 1 <= verbs["COMMIT"] <= 2 * (STEPS + 1)
     assert verbs["INSERT"] == 2 * verbs["COMMIT"]
