@@ -213,7 +213,7 @@ def measure_calls(call: Callable[[int], object], seconds: float) -> Sample:
     for i in range(count):
         call(i)
     cpu, started = time.process_time(), clock()
-    while clock() - started < seconds:
+    while count == _WARM or clock() - started < seconds:
         for i in range(count, count + _BLOCK):
             call(i)
         count += _BLOCK
@@ -233,7 +233,7 @@ async def measure_awaits(call: Callable[[int], Awaitable[object]], seconds: floa
     for i in range(count):
         await call(i)
     cpu, started = time.process_time(), clock()
-    while clock() - started < seconds:
+    while count == _WARM or clock() - started < seconds:
         for i in range(count, count + _BLOCK):
             await call(i)
         count += _BLOCK

@@ -39,7 +39,16 @@ from benchmarks.floors import redis as redis_floors
 from benchmarks.floors.memory import LeastSession, LeastStore, Refused
 from benchmarks.floors.sqlite import LeastRows, SameRows, commit_inline, connect
 from benchmarks.floors.sqlite import Refused as RowsRefused
-from benchmarks.measure import Cell, Figures, Sample, Target, interleave, percentile
+from benchmarks.measure import (
+    Cell,
+    Figures,
+    Sample,
+    Target,
+    interleave,
+    measure_awaits,
+    measure_calls,
+    percentile,
+)  # fmt: skip
 from benchmarks.report import Report
 from benchmarks.slow_syncs import SlowSyncs
 from benchmarks.workload import VALUE, changed
@@ -64,6 +73,16 @@ def measured(cells: list[Cell], directory: Path, seconds: float = 0.002) -> list
         judged = {ratio.floor for ratio in figures.ratios if ratio.met is not None}
         assert judged == {target.floor for target in cell.targets}
     return found
+
+
+def test_a_cell_makes_something_in_however_little_time() -> None:
+    """The machine may do something else as soon as the clock has been looked at."""
+
+    async def awaited(number: int) -> None:
+        pass
+
+    assert measure_calls(lambda number: None, 0.0).commits > 0
+    assert asyncio.run(measure_awaits(awaited, 0.0)).commits > 0
 
 
 def test_memory_cells(tmp_path: Path) -> None:
