@@ -264,6 +264,7 @@ BREAKS: list[tuple[Rule, str, str, str]] = [
     (tidy.units, "keys", "class A:\n    max_size: int = 3", "amounts of data in _bytes"),
     (tidy.no_loops_in_locks, "keys", "with self._mutex:\n    if x:\n        for y in z: ...", "within a lock"),
     (tidy.no_loops_in_locks, "keys", "with lock:\n    x = [y for y in z if y]", "within a lock"),
+    (tidy.no_loops_in_locks, "keys", "a.b = threading.Semaphore(3)\nwith a.b:\n    while x: ...", "within a lock"),
     (tidy.no_sleeps, "test_x", "import time\ntime.sleep(1)", "time.sleep"),
     (tidy.no_sleeps, "test_x", "async def f():\n    await asyncio.sleep(0.01)", "asyncio.sleep"),
     (tidy.no_sleeps, "test_x", "from time import sleep as nap\nnap(1)", "nap"),

@@ -362,23 +362,32 @@ def no_sleeps(source: Source) -> Iterator[str]:
             yield source.at(node, f"{called}: wait for the event instead, or give the file's reason in SLEEPS")
 
 
-_LOCKS = re.compile(r"_?(lock|mutex|changed|condition)")
+_MADE = re.compile(r"threading\.(R?Lock|Condition|(Bounded)?Semaphore)\(")
+_LOCKS = re.compile(r"_?(lock|mutex)")
 
 
 def no_loops_in_locks(source: Source) -> Iterator[str]:
     """What goes on under a lock in a loop is a function of its own.
 
     CPython 3.13 does not count the jump from the end of a loop to its begin as a part of what is around the loop: if
-    Ctrl-C comes there, a lock is not released (https://github.com/python/cpython/issues/130279)."""
+    Ctrl-C comes there, a lock is not released (https://github.com/python/cpython/issues/130279). What is a lock is seen
+    by where it is made, or, in another file, by its name."""
+    made = {
+        _last_name(target)
+        for node in source.nodes
+        if isinstance(node, ast.Assign) and _MADE.match(ast.unparse(node.value))
+        for target in node.targets
+    }
     for node in source.nodes:
-        if isinstance(node, ast.With) and any(_is_lock(item.context_expr) for item in node.items):
+        names = [_last_name(item.context_expr) for item in node.items] if isinstance(node, ast.With) else []
+        if isinstance(node, ast.With) and any(name in made or _LOCKS.fullmatch(name) for name in names):
             for loop in _loops(node.body):
                 yield source.at(loop, "a loop directly within a lock: make it a function")
 
 
-def _is_lock(expression: ast.expr) -> bool:
-    name = expression.attr if isinstance(expression, ast.Attribute) else getattr(expression, "id", "")
-    return _LOCKS.fullmatch(name) is not None
+def _last_name(expression: ast.expr) -> str:
+    name: str = expression.attr if isinstance(expression, ast.Attribute) else getattr(expression, "id", "")
+    return name
 
 
 def _loops(body: Sequence[ast.AST]) -> Iterator[ast.AST]:

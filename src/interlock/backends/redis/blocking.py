@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import hiredis
@@ -148,35 +148,35 @@ class BlockingDriver(Driver):
         confirmation = self._options.confirmation if copies else None
         if confirmation is not None:
             commands = (*commands, confirmation)
-        repeats = REPEATS
-        places, free = self._places, self._free
-        with places:
-            while True:
-                try:
-                    wire = await self._take(free, self._options.confirmation_seconds)
-                except InterlockError:
-                    self._check()
-                    raise
-                try:
-                    replies = await wire.ask(*commands)
-                except _BROKEN as error:
-                    wire.close()
-                    self.distrust()
-                    silent = isinstance(error, TimeoutError)
-                    if commits or silent or repeats == 0:
-                        said = f"no reply for {self._options.reply_seconds:g} s" if silent else str(error)
-                        raise failures.lost(said or type(error).__name__, commits=commits) from None
-                    repeats -= 1
-                except BaseException as interrupt:
-                    wire.close()
-                    if commits:
-                        interrupt.add_note(
-                            "the commit had begun and its answer was not awaited; it may or may not happen"
-                        )
-                    raise
-                else:
-                    self._give(free, wire)
-                    return replies
+        with self._places:
+            return await self._ask_until_answered(commands, commits)
+
+    async def _ask_until_answered(self, commands: Sequence[Command], commits: bool) -> list[Any]:
+        repeats, free = REPEATS, self._free
+        while True:
+            try:
+                wire = await self._take(free, self._options.confirmation_seconds)
+            except InterlockError:
+                self._check()
+                raise
+            try:
+                replies = await wire.ask(*commands)
+            except _BROKEN as error:
+                wire.close()
+                self.distrust()
+                silent = isinstance(error, TimeoutError)
+                if commits or silent or repeats == 0:
+                    said = f"no reply for {self._options.reply_seconds:g} s" if silent else str(error)
+                    raise failures.lost(said or type(error).__name__, commits=commits) from None
+                repeats -= 1
+            except BaseException as interrupt:
+                wire.close()
+                if commits:
+                    interrupt.add_note("the commit had begun and its answer was not awaited; it may or may not happen")
+                raise
+            else:
+                self._give(free, wire)
+                return replies
 
     async def wait(self, look: Callable[[], Awaitable[bool]], position: int, timeout_seconds: float) -> bool:
         """See `interlock.backends.redis.home.Driver`. Threads that wait have connections beside the others."""
