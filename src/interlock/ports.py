@@ -232,6 +232,7 @@ class Direct(Protocol):
     def put(
         self,
         transaction: TransactionId,
+        fresh: bool,
         agent: str,
         isolation: str,
         snapshot: Token,
@@ -243,8 +244,10 @@ class Direct(Protocol):
         attempt: int,
     ) -> Reply | None:
         """What `Backend.commit` does with a request that writes something, expects what was read to be as it was found
-        here, and the keys ``absent`` to be absent. The caller holds `lock`, and has read something by `look`, which
-        says so if this process may not."""
+        here, and the keys ``absent`` to be absent. ``fresh``: the id was made for this call, so that it cannot have
+        come before. The caller holds `lock`, and has read something by `look`, which says so if this process may not.
+
+        Two calls with the very same ``absent`` mean the same keys, which the backend may use."""
 
     def send(self, request: CommitRequest) -> Reply | None:
         """`Backend.commit` of a quiet request, where that waits for nobody; raises what that raises."""

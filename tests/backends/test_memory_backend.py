@@ -171,7 +171,7 @@ def test_the_clock_may_be_given_and_never_runs_backwards() -> None:
     assert direct is not None
     token = step(store.backend.snapshot())
     with direct.lock:
-        reply = direct.put(new_transaction(), "a", "s", token, {}, {key("a"): put(3)}, (), None, None, 1)
+        reply = direct.put(new_transaction(), True, "a", "s", token, {}, {key("a"): put(3)}, (), None, None, 1)
     assert reply is not None
     assert reply.at == 1010.0
 
@@ -420,7 +420,9 @@ async def _put_directly(store: Subject) -> None:
         key("hidden"): put(1, ttl_seconds=9.0, listed=False),
     }
     with direct.lock:
-        reply = direct.put(new_transaction(), "a", "serializable", token, {key("a"): entry}, writes, (), None, None, 1)
+        reply = direct.put(
+            new_transaction(), True, "a", "serializable", token, {key("a"): entry}, writes, (), None, None, 1
+        )
     assert reply is not None
 
 
@@ -520,7 +522,8 @@ def test_the_direct_way_says_none_to_what_is_not_for_it() -> None:
 
     def send(reads: Any, writes: Any, absent: Any = (), transaction: int = 0) -> Any:
         with direct.lock:
-            return direct.put(transaction or new_transaction(), "a", "s", token, reads, writes, absent, None, None, 1)
+            sent = (transaction, False) if transaction else (new_transaction(), True)
+            return direct.put(*sent, "a", "s", token, reads, writes, absent, None, None, 1)
 
     written = {key("b"): put(2)}
     assert send({key("a"): Entry(version, b"i1")}, written) is None
@@ -536,12 +539,61 @@ def test_the_direct_way_says_none_to_what_is_not_for_it() -> None:
     assert [change.version for change in step(store.feed())] == [version]
 
 
+_ENTRIES: dict[str, Callable[[Subject, Any], Any]] = {
+    "by the general way": lambda store, send: step(store.commit({key("b"): put(1)})),
+    "unlisted": lambda store, send: step(store.commit({key("b"): put(1, listed=False)})),
+    "merged": lambda store, send: step(store.commit({key("b"): _add(1)})),
+    "quietly": lambda store, send: step(store.commit({key("b"): put(1)}, quiet=True)),
+    "by the direct way": lambda store, send: send({key("b"): put(1)}, ()),
+    "over a tombstone": lambda store, send: (
+        step(store.commit({key("b"): put(0)})),
+        step(store.commit({key("b"): Delete()})),
+        send({key("a"): put(1)}, (key("b"),)),
+        step(store.commit({key("b"): put(1)})),
+    ),
+}
+
+
+@pytest.mark.parametrize("how", list(_ENTRIES))
+def test_what_was_absent_is_looked_at_again_once_it_may_be_there(how: str) -> None:
+    """The same tuple of absent keys is asked for again and again, and is not looked up each time."""
+    store = Subject(MemoryBackend())
+    direct = direct_way(store.backend)
+    assert direct is not None
+    absent = (key("b"), key("c"))
+
+    def send(writes: Any, absent: Any) -> Any:
+        with direct.lock:
+            token = store.backend._engine.state.token  # type: ignore[attr-defined]
+            return direct.put(new_transaction(), True, "a", "s", token, {}, writes, absent, None, None, 1)
+
+    for number in range(3):
+        assert send({key("a"): put(number)}, absent) is not None
+    _ENTRIES[how](store, send)
+    assert send({key("a"): put(9)}, absent) is None
+    assert step(store.value(key("a"))) != 9
+    step(store.commit({key("b"): Delete()}))
+    assert send({key("a"): put(9)}, absent) is not None
+
+
+def test_transactions_are_found_however_late_somebody_asks() -> None:
+    store = Subject(MemoryBackend())
+    ids = [new_transaction() for _ in range(6)]
+    for number in ids[:3]:
+        step(store.commit({key("a"): put(1)}, transaction=number))
+    assert step(store.backend.outcome(ids[0], fence=False))[0] is Settled.COMMITTED
+    for number in ids[3:]:
+        step(store.commit({key("b"): put(1)}, transaction=number))
+    assert [step(store.backend.outcome(number, fence=True))[0] for number in ids] == [Settled.COMMITTED] * 6
+    assert step(store.backend.outcome(new_transaction(), fence=False))[0] is Settled.UNSEEN
+
+
 def test_a_transaction_that_is_sent_twice_by_the_direct_way_happens_once() -> None:
     store = Subject(MemoryBackend())
     direct = direct_way(store.backend)
     assert direct is not None
     token, number = step(store.backend.snapshot()), new_transaction()
-    sent = number, "a", "s", token, {}, {key("a"): put(1)}, (key("b"),), "op", "run", 2
+    sent = number, False, "a", "s", token, {}, {key("a"): put(1)}, (key("b"),), "op", "run", 2
     with direct.lock:
         assert direct.put(*sent) is not None
         assert direct.put(*sent) is None
@@ -572,7 +624,7 @@ def test_a_subclass_or_a_proxy_has_no_direct_way_and_a_closed_store_refuses_it()
     with pytest.raises(UsageError, match="closed"):
         direct.look(key("a"), None)
     with pytest.raises(UsageError, match="closed"), direct.lock:
-        direct.put(new_transaction(), "a", "s", token, {}, {key("a"): put(1)}, (), None, None, 1)
+        direct.put(new_transaction(), True, "a", "s", token, {}, {key("a"): put(1)}, (), None, None, 1)
 
 
 _FIRST: dict[str, Callable[[Subject, CommitRequest, Token], Any]] = {

@@ -20,7 +20,7 @@ from interlock.core import idempotency, refusals
 from interlock.core import isolation as modes
 from interlock.core.calls import ACTIVE, CHECKING, COMMITTED, DOOMED, ROLLED_BACK, SENDING
 from interlock.core.carrying import learn_guards
-from interlock.core.engine import HOUSEKEEPING_COMMITS, Engine
+from interlock.core.engine import Engine
 from interlock.core.locking import give_way, let_go
 from interlock.core.requests import assemble, footprint, plain_request
 from interlock.core.rules import Rules
@@ -107,8 +107,8 @@ async def commit(txn: Transaction) -> Reply | None:
     engine = txn.engine
     if followed and engine.direct is None:
         await _stand_back(engine)
-    engine.commits += 1
-    if engine.commits >= HOUSEKEEPING_COMMITS:
+    engine.until_housekeeping -= 1
+    if engine.until_housekeeping <= 0:
         await engine.housekeep()
     return reply
 

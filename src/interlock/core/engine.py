@@ -97,7 +97,7 @@ class Engine:
         """What layers keep for the whole of a store object, by its class."""
         self._spaces: dict[str, Space] = {}
         self._resources: dict[tuple[str, Any], Resource] = {}
-        self.commits = 0
+        self.until_housekeeping = HOUSEKEEPING_COMMITS
         limits = backend.limits
         self.few_keys: Final = min(limits.writes, limits.reads, limits.commit_bytes // VALUE_BYTES - 1)
         """A request of so few keys is within the backend's limits, whatever their values; larger ones are counted."""
@@ -186,7 +186,7 @@ class Engine:
 
     async def housekeep(self) -> None:
         """Compact a batch. A failure is logged, never raised: the commit after which this comes has happened."""
-        self.commits = 0
+        self.until_housekeeping = HOUSEKEEPING_COMMITS
         try:
             await self.compact(HOUSEKEEPING_LIMIT)
         except UnsupportedError:

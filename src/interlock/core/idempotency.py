@@ -294,8 +294,8 @@ def _bindable(fn: Callable[..., Any]) -> _Binding:
 
 def operation_name(fn: Callable[..., Any]) -> str:
     """The name under which a function's transactions are recorded: its module and qualified name."""
-    if type(fn) is FunctionType and fn.__module__:
-        return f"{fn.__module__}.{fn.__qualname__}"
+    if type(fn) is FunctionType and (module := fn.__module__):
+        return f"{module}.{fn.__qualname__}"
     while isinstance(fn, functools.partial):
         fn = fn.func
     name = getattr(fn, "__qualname__", None) or type(fn).__qualname__

@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from interlock.core.calls import ACTIVE, BUSY, COMMITTED, ROLLED_BACK, SENDING
-from interlock.core.engine import HOUSEKEEPING_COMMITS
 from interlock.core.requests import footprint
 from interlock.core.space import Resource
 from interlock.core.transaction import Transaction, process
@@ -91,10 +90,11 @@ def commit_now(txn: Transaction) -> bool:
     rules = txn.home.rules  # type: ignore[union-attr]
     if not rules.free or txn.generation is not process.generation:
         return False
-    if engine.commits + 1 >= HOUSEKEEPING_COMMITS or len(writes) + len(txn.reads) >= engine.few_keys:
+    left, reads = engine.until_housekeeping, txn.reads
+    if left <= 1 or len(writes) + len(reads) >= engine.few_keys:
         return False
     number = txn._id
-    if not number:  # as `Engine.new_id`
+    if fresh := not number:  # as `Engine.new_id`
         time, random_bits = engine.time, engine.random_bits
         number = txn._id = (int(time() * 1000) << 80) | random_bits(80)
     txn.state = SENDING
@@ -107,7 +107,7 @@ def commit_now(txn: Transaction) -> bool:
             absent = (*absent, *records)
         with direct.lock:
             reply = direct.put(
-                number, txn.agent, txn.isolation, token, txn.reads, writes, absent,
+                number, fresh, txn.agent, txn.isolation, token, reads, writes, absent,
                 txn.operation, txn.run_id, txn.attempt,
             )  # fmt: skip
     except BaseException as error:
@@ -117,5 +117,5 @@ def commit_now(txn: Transaction) -> bool:
         txn.state = ACTIVE
         return False
     txn.reply, txn.state = reply, COMMITTED
-    engine.commits += 1
+    engine.until_housekeeping = left - 1
     return True

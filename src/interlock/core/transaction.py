@@ -168,14 +168,11 @@ class Transaction(Attempted, eq=False):
         """Undo `enter_context`, also from another context (a generator's finaliser), and give back the gate."""
         if self.gate is not None:
             self.leave_gate()
-        token, self.context = self.context, None
-        if token is None:
-            if current.get() is self:  # interrupted while it was entered
-                current.set(None)
-            return
         try:
-            current.reset(token)
-        except ValueError:
+            current.reset(self.context)  # type: ignore[arg-type]
+            self.context = None
+        except (TypeError, ValueError, RuntimeError):  # never or not wholly entered, of another context, left before
+            self.context = None
             if current.get() is self:
                 current.set(None)
 

@@ -14,6 +14,10 @@ under the lock. Compaction besides removes tombstones from ``current``, which me
   covers was in place before the token was.
 - *As of an earlier token.* An entry that lies in ``current`` and is not newer than the token is what the snapshot
   shows, and has not been superseded. If there is none, only the newest snapshot knows what that means.
+
+`Direct.put` is asked about the same absent keys in nearly every commit: that nobody has locked anything or made rules.
+It looks them up when there may be news. Having found no entry under them, it notes which tuple it was and how often the
+state had grown, and a key gets its first entry only after `State.grown` was counted up, under the same lock.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from interlock.model import NONCE_MASK, CommitRequest, Entry, Key, Put, Reply, T
 class Direct:
     """The short way into one engine, for one backend object; ``refusal`` says why, once that object refuses calls."""
 
-    __slots__ = ("lock", "refusal", "state")
+    __slots__ = ("absent", "grown", "lock", "refusal", "state")
 
     puts = True
     sends = False
@@ -38,6 +42,9 @@ class Direct:
         self.state = state
         self.lock = state.lock
         self.refusal: str | None = None
+        self.absent: Iterable[Key] = ()
+        self.grown = state.grown
+        """Which keys had no entry when the state had grown so often: while it grows no further they have none."""
 
     def look(self, key: Key, at: Token | None) -> tuple[Entry | None, Token] | None:
         """The entry of a key, newest of all, as of a token or with its token."""
@@ -54,7 +61,7 @@ class Direct:
         return (entry, at) if state.pending is None and state.token is at else None
 
     def put(
-        self, transaction: TransactionId, agent: str, isolation: str, snapshot: Token,
+        self, transaction: TransactionId, fresh: bool, agent: str, isolation: str, snapshot: Token,
         reads: Mapping[Key, Entry | None], writes: Mapping[Key, Write], absent: Iterable[Key],
         operation: str | None, run_id: str | None, attempt: int,
     ) -> Reply | None:  # fmt: skip
@@ -62,9 +69,9 @@ class Direct:
         if self.refusal is not None:
             raise UsageError(self.refusal)
         state = self.state
-        if state.pending is not None or state.waiters or state.fences:
+        if state.pending is not None or state.waiters or state.fences or transaction <= state.forgotten_fence:
             return None
-        if transaction in state.records or transaction <= state.forgotten_fence:
+        if not fresh and state.record_of(transaction) is not None:
             return None
         token, current = state.token, state.current
         if snapshot is not token:
@@ -72,10 +79,16 @@ class Direct:
         for key, found in reads.items():
             if current.get(key) is not found:
                 return None
-        for key in absent:
-            entry = current.get(key)
-            if entry is not None and entry.value is not None:
-                return None
+        if absent is not self.absent or self.grown != state.grown:
+            without = True
+            for key in absent:
+                entry = current.get(key)
+                if entry is not None:
+                    if entry.value is not None:
+                        return None
+                    without = False
+            if without:
+                self.absent, self.grown = absent, state.grown  # in this order, for Ctrl-C between the two
         now = state.clock()
         if now < state.last_time:
             now = state.last_time
@@ -84,17 +97,17 @@ class Direct:
         position = token.position + 1
         version = (position, transaction & NONCE_MASK)
         new: dict[Key, Entry] = {}
-        fresh: list[Key] | None = None
+        added: list[Key] | None = None
         for key, write in writes.items():
             if type(write) is not Put:
                 return None
             ttl_seconds = write.ttl_seconds
             new[key] = Entry(version, write.value, None if ttl_seconds is None else now + ttl_seconds)
             if key not in current and write.listed:
-                fresh = fresh or []
-                fresh.append(key)
-        if fresh is not None:
-            state.order.fresh.update(fresh)
+                added = added or []
+                added.append(key)
+        if added is not None:
+            state.order.fresh.update(added)
         after = Token(token.store, INCARNATION, position)
         record = PlainRecord(
             version, after, now, None, (), transaction, agent, isolation, reads, writes, operation, run_id, attempt

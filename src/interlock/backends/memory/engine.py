@@ -171,7 +171,7 @@ class Engine:
         with state.lock:
             if state.pending is not None:
                 state.apply(*state.pending)
-            record = state.records.get(transaction)
+            record = state.record_of(transaction)
             if record is not None:
                 return Settled.COMMITTED, record.change()
             if transaction in state.fences:

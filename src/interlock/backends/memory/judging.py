@@ -31,7 +31,7 @@ def judge(state: State, request: CommitRequest, now: float) -> dict[Key, Version
 
     Raises `CommitRefused`, `DuplicateTransaction`, `SnapshotTooOldError` or `UsageError`."""
     if request.writes or request.clears:
-        if request.transaction in state.records:
+        if state.record_of(request.transaction) is not None:
             raise DuplicateTransaction(committed=True)
         if request.transaction in state.fences:
             raise DuplicateTransaction(committed=False)

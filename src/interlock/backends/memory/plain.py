@@ -19,7 +19,7 @@ def commit_plainly(state: State, request: CommitRequest, now: float) -> Reply | 
     transaction, token, writes = request.transaction, state.token, request.writes
     if request.spans or request.clears or request.alive or request.fetch or request.quiet or not writes:
         return None
-    if transaction in state.records or transaction in state.fences or transaction <= state.forgotten_fence:
+    if state.record_of(transaction) is not None or transaction in state.fences or transaction <= state.forgotten_fence:
         return None
     if request.snapshot is not token:
         state.position_of(request.snapshot)
@@ -73,10 +73,11 @@ def put_in_place(state: State, record: Record | PlainRecord, new: dict[Key, Entr
                 chains[key] = [old]
             else:
                 chain.append(old)
+        else:
+            state.grown += 1
         if entry.expires_at is not None:
             heappush(state.expiring, (entry.expires_at, key))
         current[key] = entry
-    state.records[record.transaction] = record
     state.log[record.version[0]] = record
     state.version = record.version
     state.token = record.token

@@ -7,6 +7,9 @@ Callers hold the lock, except to look at ``token``. Invariants:
   nothing (a quiet commit).
 - ``log`` has one record for each position above ``horizon``, quiet ones included. It is the feed, the outcome of each
   transaction, the authors, and often the shortest way to learn what changed in a span.
+- ``records`` finds those of ``log`` by transaction, as far as the position ``indexed``; the rest is added when somebody
+  asks (`State.record_of`), because few commits are ever asked for.
+- ``grown`` counts up before a key gets its first entry: as long as it stays the same, what had none has none.
 - ``pending`` is a commit that was decided but perhaps not wholly put in place. `State.apply` may be repeated, and
   begun again from the middle, without harm.
 """
@@ -171,6 +174,8 @@ class State:
         self.order = KeyOrder()
         self.log: dict[int, Record | PlainRecord] = {}
         self.records: dict[TransactionId, Record | PlainRecord] = {}
+        self.indexed = 0
+        self.grown = 0
         self.fences: dict[TransactionId, float] = {}
         self.expiring: list[tuple[float, Key]] = []
         self.pending: tuple[Record | PlainRecord, dict[Key, Entry]] | None = None
@@ -211,6 +216,20 @@ class State:
         place = older(chain, position)
         return chain[place - 1] if place else None
 
+    def record_of(self, transaction: TransactionId) -> Record | PlainRecord | None:
+        """What is in the log of a transaction."""
+        if self.indexed < self.token.position:
+            self._index()
+        return self.records.get(transaction)
+
+    def _index(self) -> None:
+        records, log, position = self.records, self.log, self.token.position
+        for place in range(max(self.indexed, self.swept) + 1, position + 1):
+            record = log.get(place)
+            if record is not None:  # None: compaction was interrupted just behind dropping it
+                records[record.transaction] = record
+        self.indexed = position
+
     def author(self, version: Version) -> Author | None:
         """Who committed a version, where the log still has it."""
         record = self.log.get(version[0])
@@ -244,6 +263,7 @@ class State:
         """Put a decided commit in place. Doing it again, or again from the middle, does no harm."""
         quiet = record.quiet
         current, chains = self.current, self.chains
+        self.grown += 1
         for key, entry in new.items():
             old = current.get(key)
             if old is not None and old is not entry:
@@ -262,7 +282,6 @@ class State:
                 chains.pop(key, None)
             else:
                 current[key] = entry
-        self.records[record.transaction] = record
         self.log[record.version[0]] = record
         self.version = record.version
         self.token = record.token
