@@ -1,4 +1,8 @@
-"""`Pooler`, a small server of 127.0.0.1 that a test drives: a PostgreSQL pooler in transaction mode, as PgBouncer is.
+"""Small servers of 127.0.0.1 that a test puts between a program and PostgreSQL.
+
+`Lingering` passes on what the server says last, and leaves the connection open behind it.
+
+`Pooler` is a pooler in transaction mode, as PgBouncer is.
 
 A client has a server connection only from the beginning of a transaction to its end, and knows nothing of which one it
 is. What a session keeps on the server (prepared statements, session locks, settings) is therefore somewhere else when
@@ -8,6 +12,7 @@ the client asks for it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 from typing import Final
 
@@ -16,6 +21,32 @@ from interlock.testing.proxies import Proxy, Reader, Writer
 _TLS_REQUESTS: Final = (80877103, 80877104)
 _CANCEL: Final = 80877102
 _VERSION: Final = 196608
+
+
+class Lingering(Proxy):
+    """Where the server ends a connection, its client hears the reason but not the end. ``ended`` counts them."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.ended = 0
+
+    async def serve(self, reader: Reader, writer: Writer) -> None:
+        """See `Proxy.serve`."""
+        far_reader, far_writer = await self.upstream()
+        answers = asyncio.ensure_future(self._answer(far_reader, writer))
+        try:
+            while data := await reader.read(65536):
+                far_writer.write(data)
+        finally:
+            answers.cancel()
+            far_writer.transport.abort()
+
+    async def _answer(self, reader: Reader, writer: Writer) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        self.ended += 1
 
 
 class Link:

@@ -29,7 +29,7 @@ from cases.support import (
 from cases.workers import Worker, kill_after
 from interlock import BackendUnavailableError, UsageError
 from interlock.testing.proxies import FaultyProxy
-from proxies import Pooler
+from proxies import Lingering, Pooler
 from schemas import Schemas
 from servers import PostgreSQLServer, postgresql_server
 from soak import rounds
@@ -341,6 +341,32 @@ async def test_R138_the_next_commit_works_after_every_connection_was_terminated(
         await session.commit()
     assert (await stock.read("n"), await stock.read("begun")) == (5, 5)
     assert len(await rows(store.log.changes())) == 10
+
+
+@on_postgresql
+async def test_R138_a_connection_that_has_heard_of_its_end_and_is_not_closed_yet_is_left(world: World) -> None:
+    """What the server says last may come a while before the end of the connection."""
+    with Lingering(world.url) as relay:
+        stock = world.keep_open(relay.url).resource("stock")
+
+        async def end_all() -> None:
+            before = relay.ended
+            ended = terminate(world)
+            assert ended >= 1
+            while relay.ended < before + ended:
+                await world.give_way()
+            await hear(world)
+
+        await stock.run(increment)
+        for is_prepared in (False, True, False, True):
+            await end_all()
+            session = await stock.begin()
+            await session.write("begun", await session.read("begun", 0) + 1)
+            if is_prepared:
+                await stock.run(increment)
+            await end_all()
+            await session.commit()
+        assert (await stock.read("n"), await stock.read("begun")) == (3, 4)
 
 
 @pytest.mark.parametrize("colour", ["async", "sync"])

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from interlock.backends.postgresql import failures, groups, reads
-from interlock.backends.postgresql.connections import ERRORS, Connection, LoopPool, translated
+from interlock.backends.postgresql.connections import ERRORS, Connection, LoopPool, is_unsent, translated
 from interlock.backends.postgresql.elsewhere import ThreadedDriver
 from interlock.backends.postgresql.groups import Job
 from interlock.backends.postgresql.home import REPEATS, TURNS, Home, Options, Row
@@ -151,12 +151,13 @@ class AsyncDriver:
                 raise
             except ERRORS as error:
                 lost, repeat = pool.judge(connection, error)
+                sent = task is not None and not is_unsent(error)
                 if repeat and turns > 0:
                     turns -= 1
-                elif lost and task is None and repeats > 0:
+                elif lost and not sent and repeats > 0:
                     repeats -= 1
                 else:
-                    raise translated(error, commits=task is not None) from None
+                    raise translated(error, commits=sent) from None
             finally:
                 if task is None or task.done():
                     pool.release(connection)

@@ -261,6 +261,14 @@ def _unwanted(task: asyncio.Task[Any]) -> None:
         task.result().terminate()
 
 
+def is_unsent(error: Exception) -> bool:
+    """Whether the driver has refused to begin a statement, so that nothing was sent: on a connection that is closed, or
+    that has been told of its end and not been closed yet. Between the two may lie a while."""
+    if isinstance(error, asyncpg.InternalClientError):
+        return str(error).startswith(("cannot switch to state", "not connected"))
+    return isinstance(error, asyncpg.InterfaceError) and "is closed" in str(error)
+
+
 def translated(error: Error, *, commits: bool) -> Error | Exception:
     """Our error for the driver's; anything else as it is."""
     if isinstance(error, asyncpg.PostgresError):

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from interlock.backends.postgresql import failures, groups, reads
-from interlock.backends.postgresql.connections import ERRORS, LoopPool, translated
+from interlock.backends.postgresql.connections import ERRORS, LoopPool, is_unsent, translated
 from interlock.backends.postgresql.gathering import Gatherer
 from interlock.backends.postgresql.groups import Group, Job
-from interlock.backends.postgresql.home import TURNS, Options
+from interlock.backends.postgresql.home import REPEATS, TURNS, Options
 from interlock.backends.postgresql.reads import Look
 from interlock.model import Key, Reply
 
@@ -96,7 +96,7 @@ class Commits:
     async def _answers(self, jobs: list[Job]) -> Sequence[Reply | Exception] | None:
         """What to tell the callers; None: nothing was written, and each has to be sent by itself."""
         alone = len(jobs) == 1
-        turns = TURNS
+        repeats, turns = REPEATS, TURNS
         while True:
             try:
                 connection = self._pool.take() or await self._pool.acquire()
@@ -114,8 +114,11 @@ class Commits:
                 return groups.outcomes(jobs, rows[0], connection.home)
             except ERRORS as error:
                 lost, repeat = self._pool.judge(connection, error)
+                sent = sent and not is_unsent(error)
                 if repeat and turns > 0:
                     turns -= 1
+                elif lost and not sent and repeats > 0:
+                    repeats -= 1
                 elif alone or lost:
                     shown = translated(error, commits=sent)
                     return [copy.copy(shown) for _ in jobs]
