@@ -24,15 +24,15 @@ TAIL: Final = 1000
 
 _ROW: Final = (
     "SELECT position, id, at, record FROM feed"
-    " WHERE position = (SELECT position FROM outcome WHERE id = ?1) AND id = ?1"
+    " WHERE position = (SELECT position FROM outcome WHERE id = ?) AND id = ?"
     " UNION ALL SELECT position, id, at, record FROM feed"
-    " WHERE position > (SELECT value FROM facts WHERE name = 'indexed') AND id = ?1 LIMIT 1"
+    " WHERE position > (SELECT value FROM facts WHERE name = 'indexed') AND id = ? LIMIT 1"
 )
 
 
 def recorded(connection: Connection, identity: bytes) -> FeedRow | None:
     """The row of the feed with an id, as whoever has no writer's memory finds it."""
-    row: FeedRow | None = connection.execute(_ROW, (identity,)).fetchone()
+    row: FeedRow | None = connection.execute(_ROW, (identity,) * 3).fetchone()
     return row
 
 

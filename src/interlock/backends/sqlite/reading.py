@@ -146,7 +146,8 @@ class Reader:
             raise self.failed(error) from error
 
     def _read_and_learn(self, key: Key, at: Token | None, shown: Shown) -> Reading:
-        head, identity, *columns, before, behind = self._execute(READ_AROUND, (bytearray(key),)).fetchone()
+        wanted = (bytearray(key),) * 3
+        head, identity, *columns, before, behind = self._execute(READ_AROUND, wanted).fetchone()
         row: Row | None = None if columns[0] is None else (key, *columns)
         token = self._token_of(head, identity)
         if token == shown.token:

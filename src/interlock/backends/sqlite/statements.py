@@ -50,11 +50,12 @@ READ_ONE_AT: Final = (
 )
 READ_AROUND: Final = (
     "SELECT f.position, f.id, c.position, c.nonce, c.value, c.expires_at, c.trail, c.listed,"
-    " CASE WHEN c.position IS NULL THEN (SELECT max(key) FROM current WHERE key < ?1) END,"
-    " CASE WHEN c.position IS NULL THEN (SELECT min(key) FROM current WHERE key > ?1) END"
-    f" FROM ({HEAD}) f LEFT JOIN current c ON c.key = ?1"
+    " CASE WHEN c.position IS NULL THEN (SELECT max(key) FROM current WHERE key < ?) END,"
+    " CASE WHEN c.position IS NULL THEN (SELECT min(key) FROM current WHERE key > ?) END"
+    f" FROM ({HEAD}) f LEFT JOIN current c ON c.key = ?"
 )
-"""As `READ_ONE`, and where there is no row, its two neighbours."""
+"""As `READ_ONE`, and where there is no row, its two neighbours. The key three times: to the first releases of
+Python 3.12 a numbered place is a named one, which they warn of."""
 _FEED_ENDS: Final = (
     f"SELECT NULL, f.position, f.id, (SELECT position FROM ({HORIZON})), NULL, NULL, NULL FROM ({HEAD}) f"
 )
