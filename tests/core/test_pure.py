@@ -14,6 +14,7 @@ from interlock.core import isolation as modes
 from interlock.core.cursors import cursor_of, token_of
 from interlock.core.moments import moment_of
 from interlock.core.retry import backoff_seconds, retryable_cause
+from interlock.core.rules import published_in
 from interlock.errors import BackendCorruptError, BackendUnavailableError, InterlockError, InvariantError
 from interlock.model import ABSENT, UNCHANGED, BoundBroken, Delete, Entry, Merge, Operation, Put, Span, Token
 
@@ -150,3 +151,19 @@ def test_a_cursor_with_numbers_that_no_token_has_is_none(name: str) -> None:
     for number in wrong:
         with pytest.raises(UsageError, match="not a cursor"):
             token_of(cursor_of(replace(real, **{name: number})))
+
+
+RULES: dict[str, Any] = {"form": 1, "floor": "snapshot", "invariants": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        None, [], {}, {**RULES, "form": "1"}, {**RULES, "floor": None}, {**RULES, "floor": []},
+        {**RULES, "invariants": None}, {**RULES, "invariants": [7]}, {**RULES, "invariants": "a"},
+    ],
+)  # fmt: skip
+def test_damaged_rules_are_not_taken_for_none(damaged: Any) -> None:
+    assert published_in(Entry((1, 1), codec.freeze(RULES)), "r").names == {"a"}
+    with pytest.raises(BackendCorruptError):
+        published_in(Entry((1, 1), codec.freeze(damaged)), "r")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,3 +112,20 @@ def test_condemned_and_pardoned() -> None:
     assert queues.condemned(table, "one", ("a", "b")).seats["one"].victim == ("a", "b")
     assert queues.given_up(queues.condemned(table, "one", ("a", "b")), "one") == Table({}, 1)
     assert queues.given_up(table, "nobody") is table
+
+
+SEAT = ["owner", "agent", "1f", 5.0, [[b"a", b"b", True]], [], 1, []]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        7, [], [1], [None, [SEAT]], [1, [SEAT[:-1]]], [1, [[7, *SEAT[1:]]]], [1, [[*SEAT[:2], 31, *SEAT[3:]]]],
+        [1, [[*SEAT[:2], "x", *SEAT[3:]]]], [1, [[*SEAT[:4], [[b"a", 7, True]], *SEAT[5:]]]],
+        [1, [[*SEAT[:4], [[b"a"]], *SEAT[5:]]]], [1, [[*SEAT[:6], None, []]]], [1, [[*SEAT[:7], [7]]]],
+    ],
+)  # fmt: skip
+def test_a_damaged_table_is_not_gone_on_with(damaged: Any) -> None:
+    assert queues.from_plain([1, [SEAT]]).seats["owner"].held == (Target(b"a", b"b", True),)
+    with pytest.raises(ValueError):
+        queues.from_plain(damaged)

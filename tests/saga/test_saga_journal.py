@@ -196,7 +196,7 @@ def test_the_later_page_of_a_step_is_the_newer_one() -> None:
         saga.step(act, "b", pages.PAGE_BYTES, undo=undo)
         step(saga._frame.course.recorder.journal.flush())
         first = next(each for each in found(other, PAGES) if each.key == before.key)
-        stale = PAGES.put_plain([pages.encoded(1, {"status": "begun", "order": 1, "label": "act"})])
+        stale = PAGES.put_plain([pages.encoded(1, {"status": "begun", "order": 1, "fn": "tests:act"})])
         step(Ledger(other._engine).commit({first.key: stale}, {first.key: first.expected}, agent="late", quiet=True))
         assert statuses(other) == {1: "done"}
         kill(saga)
@@ -457,7 +457,7 @@ def test_plain_data_lies_in_a_page_as_msgpack() -> None:
         with pytest.raises(interlock.BackendCorruptError):
             PAGES.load(record)
     nameless = kinds.pack((1, {"status": "begun", "order": 1}))
-    with pytest.raises(interlock.BackendCorruptError, match="no name"):
+    with pytest.raises(interlock.BackendCorruptError, match="has no 'fn'"):
         PAGES.load(Entry((1, 1), codec.freeze(("sagapage", 1, [nameless])), None))
 
 

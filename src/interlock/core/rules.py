@@ -16,7 +16,7 @@ import msgspec
 
 from interlock import codec
 from interlock.core import isolation as modes
-from interlock.errors import InvariantError, IsolationError, SchemaMismatchError
+from interlock.errors import BackendCorruptError, InvariantError, IsolationError, SchemaMismatchError
 from interlock.model import ABSENT, Entry, Expectation, Key, Put
 
 if TYPE_CHECKING:
@@ -38,15 +38,25 @@ class Published(msgspec.Struct, frozen=True):
 
 
 def published_in(entry: Entry | None, resource_name: str) -> Published:
-    """What an entry of the store says. Raises `SchemaMismatchError` if it is of a newer form."""
+    """What an entry of the store says. Raises `SchemaMismatchError` if it is of a newer form, and
+    `BackendCorruptError` if it is none."""
     if entry is None or entry.value is None:
         return Published()
     stored = codec.thaw(entry.value)
+    if type(stored) is not dict or type(stored.get("form")) is not int or type(stored.get("floor")) is not str:
+        raise _damaged(resource_name)
     if stored["form"] != _FORM or stored["floor"] not in modes.RANKS:
         raise SchemaMismatchError(
             f"the rules of resource {resource_name!r} come from a newer version of Interlock; upgrade this one"
         )
-    return Published(entry.version, modes.RANKS[stored["floor"]], frozenset(stored["invariants"]))
+    names = stored.get("invariants")
+    if type(names) is not list or not all(type(name) is str for name in names):
+        raise _damaged(resource_name)
+    return Published(entry.version, modes.RANKS[stored["floor"]], frozenset(names))
+
+
+def _damaged(resource_name: str) -> BackendCorruptError:
+    return BackendCorruptError(f"the rules of resource {resource_name!r} in the store are damaged")
 
 
 class Rules:

@@ -100,17 +100,20 @@ class Table(msgspec.Struct, frozen=True):
 EMPTY: Final = Table({})
 
 
+_Row = tuple[str, str, str, float, tuple[Target, ...], tuple[Target, ...], int, tuple[str, ...]]
+
+
 def from_plain(value: Any) -> Table:
-    """The table of a record; an empty one where there is none. Raises `ValueError` or `TypeError` for what is none."""
+    """The table of a record; an empty one where there is none. Raises `ValueError` for what is none."""
     if value is None:
         return EMPTY
+    if type(value) not in (list, tuple) or len(value) < 2 or type(value[0]) is not int:
+        raise ValueError("it is no table")
     turns, rows, *split = value
+    rows = msgspec.convert(rows, list[_Row])
     seats = {}
     for owner, agent, born, ttl_seconds, held, wants, turn, victim in rows:
-        seats[owner] = Seat(
-            owner, agent, int(born, 16), ttl_seconds, tuple(Target(*t) for t in held), tuple(Target(*t) for t in wants),
-            turn, tuple(victim),
-        )  # fmt: skip
+        seats[owner] = Seat(owner, agent, int(born, 16), ttl_seconds, held, wants, turn, victim)
     return Table(seats, turns, split == [True])
 
 

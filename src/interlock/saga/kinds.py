@@ -15,6 +15,7 @@ from interlock import codec
 from interlock.errors import BackendCorruptError, ValueRefusedError
 from interlock.layers.ledger import Kind
 from interlock.model import Entry
+from interlock.saga.shapes import check_step
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
@@ -33,9 +34,10 @@ class JournalKind(Kind):
 
     def load(self, entry: Entry | None) -> Any:
         """See `Kind.load`."""
+        if entry is None or entry.value is None:
+            return None
         value = Kind.load(self, entry)
-        if value is not None:
-            check_fields(value, self.name, self.required, self.optional)
+        check_fields(value, self.name, self.required, self.optional)
         return value
 
 
@@ -45,9 +47,9 @@ class PageKind(Kind):
 
     def load(self, entry: Entry | None) -> dict[int | str, tuple[bytes, dict[str, Any]]] | None:
         """Place -> the step's stored form and its fields. Raises as `Kind.load` does."""
-        value = Kind.load(self, entry)
-        if value is None:
+        if entry is None or entry.value is None:
             return None
+        value = Kind.load(self, entry)
         if type(value) is not list:
             raise BackendCorruptError(f"a record of kind {self.name!r} holds {type(value).__name__} instead of steps")
         found: dict[int | str, tuple[bytes, dict[str, Any]]] = {}
@@ -61,8 +63,7 @@ class PageKind(Kind):
             if type(place) not in (int, str):
                 raise BackendCorruptError(f"a step in a record of kind {self.name!r} has no good place")
             check_fields(step, self.name, STEP, STEP_OPTIONAL)
-            if step.get("label") is None and step.get("fn") is None:
-                raise BackendCorruptError(f"a step in a record of kind {self.name!r} has no name")
+            check_step(step)
             found[place] = raw, step
         return found
 
@@ -111,8 +112,6 @@ def name_in(path: str) -> str:
 STEP: Final[Fields] = {"status": (str,), "order": (int,)}
 STEP_OPTIONAL: Final[Fields] = {
     "label": (str,), "fn": (str,), "key": (str,), "kind": (str,), "undo": (str,), "verify": (str,),
-    "plan": (list, tuple), "kept": (dict,), "positional": (list, tuple), "arguments": (list, tuple),
-    "result": (list, tuple), "retry": (list, tuple, dict),
 }  # fmt: skip
 SAGAS: Final = JournalKind(
     "saga",
@@ -126,5 +125,14 @@ LETTERS: Final = JournalKind(
     "sagaletter",
     schema=2,
     count=1,
-    required={"name": (str,), "id": (str,), "run": (int,), "place": (int, str), "page": (int,), "step": (str,)},
+    required={
+        "name": (str,),
+        "id": (str,),
+        "run": (int,),
+        "place": (int, str),
+        "page": (int,),
+        "step": (str,),
+        "why": (str,),
+        "error": (str,),
+    },
 )

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
 from interlock.core.engine import Engine
-from interlock.errors import NotFoundError, UsageError
+from interlock.errors import BackendCorruptError, NotFoundError, UsageError
 from interlock.layers.ledger import Ledger
 from interlock.saga import journal as records
 from interlock.saga.errors import SagaError
@@ -71,6 +71,8 @@ class Desk:
         try:
             await journal.claim()
             await journal.load()
+            if self.place not in journal.steps:
+                raise BackendCorruptError(f"dead letter {self.letter!r} is about a step that its saga does not have")
         except BaseException:
             await self.world.shielded(journal.leave())
             raise

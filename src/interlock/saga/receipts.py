@@ -22,18 +22,19 @@ refused instead of guessed, and an open question stays open.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from interlock.core.carrying import Guard, carry
 from interlock.core.engine import Engine
 from interlock.core.transaction import Transaction
-from interlock.errors import UsageError
+from interlock.errors import BackendCorruptError, UsageError
 from interlock.layers.ledger import Kind, Ledger, Record
-from interlock.model import ABSENT, NONCE_MASK, Clash, CommitRefused
+from interlock.model import ABSENT, NONCE_MASK, Clash, CommitRefused, Key
 from interlock.saga.errors import SagaClosedError
 from interlock.saga.inverses import PutBack, apply, restored
+from interlock.saga.shapes import check_receipt
 
 RECEIPTS: Final = Kind("sagareceipt")
 IDENTITIES: Final = Kind("storeid")
@@ -60,7 +61,9 @@ async def identity_of(engine: Engine, agent: str) -> str:
         except CommitRefused:  # somebody else has just given it one
             pass
         record = (await ledger.read(IDENTITIES, [key])).records[0]
-    identity = str(record.value)
+    identity = record.value
+    if type(identity) is not str:
+        raise BackendCorruptError("the identity of this store is no text")
     _identities[engine] = identity
     _met[identity, engine.runtime.suspends] = engine
     return identity
@@ -107,7 +110,15 @@ class Receipt:
         return max(KEPT_SECONDS, self.engine.idempotency_ttl_seconds)
 
     async def _read(self) -> Record:
-        return (await Ledger(self.engine).read(RECEIPTS, [self.key])).records[0]
+        return (await self._read_with(()))[0]
+
+    async def _read_with(self, others: Iterable[Key]) -> Sequence[Record]:
+        """This receipt and others. Raises `BackendCorruptError` for what is none."""
+        found = (await Ledger(self.engine).read(RECEIPTS, [self.key, *others])).records
+        for record in found:
+            if record.version is not None:
+                check_receipt(record.value)
+        return found
 
     async def settle(self, agent: str, age_seconds: float) -> dict[str, Any] | None:
         """What is known of the transaction for ever: its receipt; None: it has not happened, and never will.
@@ -130,8 +141,7 @@ class Receipt:
     async def take_back(self, agent: str, saga: str, others: Iterable[str], force: Any = None) -> None:
         """Take the transaction back, once, whoever asks how often. ``others``: receipts of the saga's other steps in
         this store. Raises as `apply`, and `UsageError` without a receipt."""
-        keys = [self.key, *(RECEIPTS.key(each) for each in others)]
-        record, *rest = (await Ledger(self.engine).read(RECEIPTS, keys)).records
+        record, *rest = await self._read_with(map(RECEIPTS.key, others))
         facts = record.value
         if facts is None:
             raise UsageError("the receipt of this transaction has expired, or was never in this store; undo it by hand")
