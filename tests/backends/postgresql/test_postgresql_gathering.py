@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from interlock.backends.postgresql.gathering import LANES, LONE, Begun, Gatherer
+from interlock.backends.postgresql.gathering import LANES, LONE, PART, VAIN, Begun, Gatherer
 
 
 def everything(queue: deque[int]) -> list[int]:
@@ -24,14 +24,18 @@ def one(queue: deque[int]) -> list[int]:
 class Calls:
     """Calls that end when the test says so."""
 
-    def __init__(self, take: Callable[[deque[int]], list[int]], most: int) -> None:
+    def __init__(self, take: Callable[[deque[int]], list[int]], most: int, before: Gatherer[int] | None = None) -> None:
         self.sent: list[list[int]] = []
         self.may_end = asyncio.Event()
-        self.gatherer: Gatherer[int] = Gatherer(take, self._send, most)
+        self.then: Callable[[int], object] | None = None
+        self.gatherer: Gatherer[int] = Gatherer(take, self._send, most, before)
 
     async def _send(self, jobs: list[int]) -> None:
         self.sent.append(jobs)
         await self.may_end.wait()
+        if self.then is not None:
+            for job in jobs:
+                asyncio.get_running_loop().call_soon(self.then, job)
 
     async def begun(self, count: int) -> None:
         """Wait until so many calls have begun."""
@@ -52,6 +56,143 @@ def test_who_comes_while_a_caller_calls_himself_goes_when_he_has_ended() -> None
         await calls.begun(1)
         assert calls.sent == [[1, 2]]
         calls.may_end.set()
+
+    asyncio.run(run())
+
+
+async def turns(count: int) -> None:
+    """Let the loop go round so often."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+MANY = list(range(2 * PART))
+
+
+def test_few_wait_beside_many_and_not_beside_few() -> None:
+    async def run() -> None:
+        calls = Calls(everything, 9)
+        for job in MANY:
+            calls.gatherer.add(job)
+        await calls.begun(1)
+        calls.gatherer.add(100)
+        await turns(5)
+        assert calls.sent == [MANY]
+        calls.gatherer.add(101)
+        await calls.begun(2)
+        assert calls.sent == [MANY, [100, 101]]
+        calls.may_end.set()
+
+    asyncio.run(run())
+
+
+def test_few_beside_many_who_are_held_up_get_a_lane_after_a_while() -> None:
+    async def run() -> None:
+        calls = Calls(everything, 9)
+        for job in MANY:
+            calls.gatherer.add(job)
+        await calls.begun(1)
+        calls.gatherer.add(100)
+        await calls.begun(2)  # though the first has not ended
+        assert calls.sent == [MANY, [100]]
+        calls.may_end.set()
+
+    asyncio.run(run())
+
+
+def test_who_has_fallen_behind_goes_with_those_who_come_again() -> None:
+    async def run() -> None:
+        calls = Calls(everything, 9)
+        calls.then = lambda job: calls.gatherer.add(job) if len(calls.sent) < 3 else None
+        for job in MANY:
+            calls.gatherer.add(job)
+        await calls.begun(1)
+        calls.gatherer.add(100)
+        calls.may_end.set()
+        await calls.begun(2)
+        assert calls.sent[1] == [100, *MANY]
+
+    asyncio.run(run())
+
+
+def test_few_wait_for_the_many_who_come_here_next() -> None:
+    async def run() -> None:
+        first = Calls(everything, 9)
+        second = Calls(everything, 9, first.gatherer)
+        first.then = second.gatherer.add
+        for job in MANY:
+            first.gatherer.add(job)
+        await first.begun(1)
+        second.gatherer.add(100)
+        await turns(5)
+        assert second.sent == []
+        first.may_end.set()
+        await second.begun(1)
+        assert second.sent == [[100, *MANY]]
+        second.may_end.set()
+
+    asyncio.run(run())
+
+
+def test_many_do_not_wait_for_few_who_come_here_next() -> None:
+    async def run() -> None:
+        first = Calls(everything, 9)
+        second = Calls(everything, 9, first.gatherer)
+        for job in MANY:
+            first.gatherer.add(job)
+        await first.begun(1)
+        for job in MANY[:2]:
+            second.gatherer.add(job)
+        await second.begun(1)
+        assert second.sent == [MANY[:2]]
+        first.may_end.set()
+        second.may_end.set()
+
+    asyncio.run(run())
+
+
+def test_who_waits_in_vain_goes_then_and_the_next_ones_go_at_once() -> None:
+    async def run() -> None:
+        first = Calls(everything, 9)
+        second = Calls(everything, 9, first.gatherer)
+        second.may_end.set()
+        for job in MANY:
+            first.gatherer.add(job)
+        await first.begun(1)
+        second.gatherer.add(100)
+        await turns(5)
+        assert second.sent == []
+        first.may_end.set()  # and nobody comes
+        await second.begun(1)
+        first.may_end.clear()
+        for job in MANY:
+            first.gatherer.add(job)
+        await first.begun(2)
+        for job in range(VAIN):
+            second.gatherer.add(job)
+            await turns(3)
+        assert len(second.sent) == 1 + VAIN
+        second.gatherer.add(100)
+        await turns(5)
+        assert len(second.sent) == 1 + VAIN, "after some time it is tried again"
+        first.may_end.set()
+        await second.begun(2 + VAIN)
+
+    asyncio.run(run())
+
+
+def test_who_waits_for_readers_who_are_held_up_goes_after_a_while() -> None:
+    async def run() -> None:
+        first = Calls(everything, 9)
+        second = Calls(everything, 9, first.gatherer)
+        for job in MANY:
+            first.gatherer.add(job)
+        await first.begun(1)
+        second.gatherer.add(100)
+        await second.begun(1)
+        assert second.sent == [[100]]
+        first.may_end.set()
+        second.may_end.set()
 
     asyncio.run(run())
 

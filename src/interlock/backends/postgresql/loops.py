@@ -11,7 +11,7 @@ import asyncio
 import copy
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from interlock.backends.postgresql import failures, groups, reads
 from interlock.backends.postgresql.connections import ERRORS, LoopPool, is_unsent, translated
@@ -42,9 +42,9 @@ class Asked:
 class Commits:
     """Commits that may go together, over the connections of one loop."""
 
-    def __init__(self, pool: LoopPool, most: int) -> None:
+    def __init__(self, pool: LoopPool, most: int, before: Gatherer[Any] | None = None) -> None:
         self._pool = pool
-        self.gatherer: Gatherer[Job] = Gatherer(self._next, self._send, most)
+        self.gatherer: Gatherer[Job] = Gatherer(self._next, self._send, most, before)
         self._written: set[Key] = set()
         self._ranges: set[bytes] = set()
 
@@ -139,9 +139,9 @@ class Loop:
     def __init__(self, driver: Driver, options: Options, texts: dict[str, str]) -> None:
         self._driver = driver
         self.pool = LoopPool(options, texts)
-        self._commits = Commits(self.pool, options.connections)
-        self._wide = Commits(self.pool, options.connections)
         self.reads: Gatherer[Asked] = Gatherer(_next_reads, self._send_reads, options.connections)
+        self._commits = Commits(self.pool, options.connections, self.reads)
+        self._wide = Commits(self.pool, options.connections)
 
     def commits(self, job: Job) -> Gatherer[Job]:
         """The queue for a commit."""
