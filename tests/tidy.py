@@ -16,13 +16,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-FOUNDATION = {"errors", "model", "codec", "keys", "merges", "ports", "runtime"}
+FOUNDATION = {"errors", "model", "codec", "keys", "merges", "ports", "runtime", "wording"}
 """What everybody may import, backends included."""
 
 CORE = FOUNDATION - {"runtime"} | {"gates"}
 
 IMPORTS: dict[str, set[str]] = {
     "errors": set(),
+    "wording": set(),
     "model": {"errors"},
     "codec": {"errors", "model"},
     "keys": {"errors", "model"},

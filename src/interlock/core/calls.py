@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import msgspec
 
 from interlock.errors import UsageError
+from interlock.wording import message_of
 
 T = TypeVar("T")
 A = TypeVar("A", bound="Attempted")
@@ -54,7 +55,7 @@ class Attempted(msgspec.Struct, eq=False, kw_only=True):
         """Raises `UsageError` for a call that the state does not allow."""
         if self.state == DOOMED:
             raise UsageError(
-                f"session.{call}: the session is doomed, it can only be rolled back: {self.error}"
+                f"session.{call}: the session is doomed, it can only be rolled back: {message_of(self.error)}"
             ) from self.error
         error = UsageError(f"session.{call}: the session is {_STATES[self.state]}")
         if self.state == BUSY:

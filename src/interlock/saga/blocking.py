@@ -21,6 +21,7 @@ from interlock.saga.transacting import Transacting
 from interlock.saga.worlds import Blocking
 from interlock.saga.writing import plainly
 from interlock.stepping import AgentSession, AsyncFunctionInSyncCode, step
+from interlock.wording import error_text
 
 if TYPE_CHECKING:
     from interlock.sync.store import SharedResource
@@ -211,7 +212,10 @@ def leave(frame: Frame, error: BaseException | None) -> None:
             if is_over(frame) or attempt == _ATTEMPTS - 1:
                 frame.leave_context()
                 raise
-            ending = ending or interrupt
+            if ending is None:
+                ending = interrupt
+            elif ending is not interrupt:
+                ending.add_note(f"interlock: the exit of the saga was interrupted: {error_text(interrupt)}")
     else:
         final = None
     frame.leave_context()

@@ -31,6 +31,9 @@ from interlock.saga.frames import CLOSING, COMMITTED, INCOMPLETE, JOINED, OPEN, 
 from interlock.saga.matching import call_undo, name_of
 from interlock.saga.records import FailedUndo, State, StepRecord
 from interlock.saga.verifying import settle
+from interlock.wording import error_text
+
+_STANDING = (State.UNKNOWN, State.UNDO_FAILED)
 
 
 async def finish(frame: Frame, error: BaseException | None) -> BaseException | None:
@@ -197,7 +200,7 @@ async def roll_back(frame: Frame, error: BaseException) -> BaseException:
     failed = None if not failures else _compensation_error(frame, failures, error)
     parent = frame.parent
     if parent is not None:
-        left = [each for each in frame.records if each.state in (State.UNKNOWN, State.UNDO_FAILED)]
+        left = [each for each in frame.records if each.state in _STANDING]
         with frame.course.lock:
             parent.failures += frame.failures
             parent.records += left
@@ -225,7 +228,7 @@ async def _undo_all(frame: Frame, error: BaseException) -> None:
         _restore(frame, error)
         drop(frame.deferred)
         frame.records = [record for record in frame.records if record.state is not State.FAILED]
-        whole = whole and not frame.failures and all(each.state is not State.UNKNOWN for each in frame.records)
+        whole = whole and not frame.failures and not any(each.state in _STANDING for each in frame.records)
         frame.status = UNDONE if whole else INCOMPLETE
     finally:
         open_session.reset(session)
@@ -246,7 +249,7 @@ async def _undo_steps(frame: Frame, error: BaseException) -> bool:
         for record in reversed(frame.all_records()):
             await _undo_one(frame, record, error)
         if frame.parent is None:
-            left = any(each.state in (State.UNKNOWN, State.UNDO_FAILED) for each in frame.records)
+            left = any(each.state in _STANDING for each in frame.records)
             await recorder.ended(not left)
     except InterlockError as failure:
         failed = FailedUndo(frame.course.id, "writing the journal", {}, None, failure, error)
@@ -284,8 +287,12 @@ async def _undo_one(frame: Frame, record: StepRecord, error: BaseException) -> N
             await recorder.undone(record)
         return
     record.state, record.undo_error = State.UNDO_FAILED, failure
-    letter = None if recorder is None else await recorder.left(record, failure)
-    await _report_failure(frame, record, failure, error, letter)
+    letter = None
+    try:
+        if recorder is not None:
+            letter = await recorder.left(record, failure)
+    finally:  # that it failed is told also where the journal could not be
+        await _report_failure(frame, record, failure, error, letter)
 
 
 async def _attempts(frame: Frame, record: StepRecord, error: BaseException) -> BaseException | None:
@@ -346,7 +353,7 @@ async def _tell(frame: Frame, failed: FailedUndo) -> None:
                 if hasattr(type(value), "__await__"):
                     await frame.world.settle(value, "on_compensation_error")
             except Exception as error:
-                failed.error.add_note(f"interlock: on_compensation_error itself failed: {error!r}")
+                failed.error.add_note(f"interlock: on_compensation_error itself failed: {error_text(error)}")
         each = each.parent
 
 
@@ -377,7 +384,7 @@ def _as_exception(failed: FailedUndo) -> Exception:
     """A group of exceptions holds no cancellations and interrupts: these are wrapped."""
     if isinstance(failed.error, Exception):
         return failed.error
-    wrapped = SagaClosedError(f"the undo of {failed.step} was interrupted: {failed.error!r}")
+    wrapped = SagaClosedError(f"the undo of {failed.step} was interrupted: {error_text(failed.error)}")
     wrapped.__cause__ = failed.error
     return wrapped
 

@@ -18,6 +18,7 @@ from interlock.layers.effects.answers import NOT_HAPPENED, Happened
 from interlock.saga.errors import SagaClosedError, StepFailedError
 from interlock.saga.records import State, StepRecord, may_have_happened
 from interlock.saga.verifying import ask
+from interlock.wording import message_of
 
 if TYPE_CHECKING:
     from interlock.saga.frames import Frame
@@ -60,7 +61,7 @@ class Deferred(Generic[T_co]):
                 "Ask for result() behind the saga"
             )
         doubt = "may or may not have happened" if record.state is State.UNKNOWN else "failed"
-        error = StepFailedError(f"the deferred act {name} {doubt}: {record.error}", step=name)
+        error = StepFailedError(f"the deferred act {name} {doubt}: {message_of(record.error)}", step=name)
         error.__cause__ = record.error
         return error
 
@@ -72,7 +73,7 @@ class Deferred(Generic[T_co]):
             return f"{name} was not run, because the saga was undone."
         if self._record.state is State.RUNNING:
             return f"{name} is scheduled. It cannot be undone, so it runs once everything else here has succeeded."
-        return f"{name} failed: {self._record.error}"
+        return f"{name} failed: {message_of(self._record.error)}"
 
     def __repr__(self) -> str:
         return f"<Deferred {self}>"
@@ -100,7 +101,9 @@ async def run_deferred(frame: Frame) -> StepFailedError | None:
             name, left = record.label(), [later._record.label() for later in rest]
             doubt = "may or may not have happened" if record.state is State.UNKNOWN else "failed"
             behind = f"; not run after it: {', '.join(left)}" if left else ""
-            error = StepFailedError(f"the deferred act {name} {doubt}: {record.error}{behind}", step=name, not_run=left)
+            error = StepFailedError(
+                f"the deferred act {name} {doubt}: {message_of(record.error)}{behind}", step=name, not_run=left
+            )
             error.__cause__ = record.error
             return error
         frame.records.append(record)

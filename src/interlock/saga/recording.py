@@ -38,6 +38,7 @@ from interlock.saga.registry import find, path_of
 from interlock.saga.storing import hints_of, load_value, store_value, what_of
 from interlock.saga.transacting import recall
 from interlock.saga.verifying import ask
+from interlock.wording import error_text
 
 if TYPE_CHECKING:
     from interlock.saga.frames import Frame
@@ -222,7 +223,11 @@ class Recorder:
         place = place_of(record)
         status = "unknown" if record.state is State.UNKNOWN else "pending"
         await self.journal.know_letter(place)
-        letter = {"step": record.label(), "error": repr(record.error), "why": "deferred"}
+        letter = {
+            "step": record.label(),
+            "error": _said(record.error),
+            "why": "deferred",
+        }
         await self.journal.write_step(place, {"status": status}, letter)
 
     def admit_deferred(self, frame: Frame, record: StepRecord) -> None:
@@ -325,7 +330,7 @@ class Recorder:
         """A step stands: its undo failed, or nobody knows. Returns the id of its dead letter."""
         place = place_of(record)
         status = "unknown" if record.state is State.UNKNOWN else "undo failed"
-        letter = {"step": record.label(), "error": repr(error), "why": status}
+        letter = {"step": record.label(), "error": _said(error), "why": status}
         known = {} if record.transacting is None else record.transacting.begun()
         await self.journal.know_letter(place)
         await self.journal.write_step(place, {**known, "status": status}, letter)
@@ -336,3 +341,8 @@ class Recorder:
         letters that its nested sagas have left."""
         if not self.settled and self.journal.head["status"] != records.COMMITTED:
             await self.journal.set_status(records.UNDONE if whole else records.INCOMPLETE)
+
+
+def _said(error: BaseException | None) -> str:
+    """What a dead letter says of an error, if there is one."""
+    return "it was interrupted, and nobody knows whether it happened" if error is None else error_text(error)

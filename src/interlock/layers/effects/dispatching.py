@@ -38,10 +38,10 @@ from interlock.layers.effects.records import (
     SUCCEEDED,
     UNKNOWN,
     Stored,
-    error_text,
 )
 from interlock.layers.ledger import Found, Record
 from interlock.model import Key
+from interlock.wording import error_text
 
 HANDLER_RETRY: Final = RetryPolicy(max_attempts=10, base_seconds=1.0, cap_seconds=300.0)
 """How often a handler is called before its effect is parked, and how long to pause in between."""

@@ -50,11 +50,11 @@ from interlock.layers.effects.records import (
     UNKNOWN,
     Stored,
     effect_key,
-    error_text,
     live,
 )
 from interlock.layers.ledger import Found, Record
 from interlock.model import Key
+from interlock.wording import error_text
 
 T = TypeVar("T")
 

@@ -32,12 +32,12 @@ from interlock.layers.effects.records import (
     check_effect,
     check_key,
     effect_of,
-    error_text,
     live,
     status_at,
 )
 from interlock.layers.ledger import Found, Record
 from interlock.model import Delete, Key, Write
+from interlock.wording import error_text
 
 _PAGE: Final = 500
 _TRIES: Final = 100

@@ -27,9 +27,6 @@ from interlock.errors import BackendCorruptError, SchemaMismatchError, UsageErro
 from interlock.layers.ledger import Kind
 from interlock.model import Entry, Key, Put
 
-ERROR_CHARACTERS: Final = 1000
-"""The most that is kept of an error's text."""
-
 
 class EffectStatus(enum.Enum):
     """Where an effect stands."""
@@ -227,9 +224,3 @@ def expired_text(stored: Stored) -> str:
     """Why an effect is unknown whose claim has ended."""
     claimed = f"{stored.claimed_by} claimed it for {stored.claim_seconds:g} s"
     return f"{claimed}, and neither recorded its end nor renewed the claim"
-
-
-def error_text(error: BaseException) -> str:
-    """An error in words that can be stored and shown."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return text.encode("utf-8", "backslashreplace").decode()[:ERROR_CHARACTERS]
