@@ -88,7 +88,7 @@ def warm_connections(postgresql_url: str) -> Iterator[Callable[[], AbstractConte
     if os.environ.get(POSTGRESQL):
         yield nullcontext
         return
-    warm = Warm()
+    warm = Warm(postgresql_url)
     yield warm.connections
     warm.close()
 

@@ -14,6 +14,9 @@ store sees an object of its driver that is new, over a socket that is not:
   first message, the driver's greeting, with what the server once answered to the same, and does not let the last one
   pass.
 
+All are connections to one URL. A store that is opened by another one (through a proxy, in another database, on a server
+that a test is about to kill) connects as without this.
+
 A forked child has the sockets of its parent: nothing is kept or given out but in the process that began.
 """
 
@@ -26,6 +29,7 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
+from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -44,6 +48,8 @@ _END: Final = b"X\x00\x00\x00\x04"
 """A client's last message."""
 _MOST: Final = 12
 _PATIENCE_SECONDS: Final = 10.0
+_to_url: ContextVar[bool] = ContextVar("to_url", default=False)
+"""Whether what connects on a loop at this moment is a store that was opened by the URL."""
 
 
 class _Kept:
@@ -196,14 +202,17 @@ class _Between(asyncio.Protocol):
 
 # -- both --------------------------------------------------------------------------------------------------------------
 class Warm:
-    """The connections of one process of the run to one database."""
+    """The connections of one process of the run to the database with this URL."""
 
-    def __init__(self) -> None:
+    def __init__(self, url: str) -> None:
+        self._url = url
         self._inners = _Kept()
         self._sessions = _Kept()
 
     def _connect(self, dsn: str, **options: Any) -> Any:
         """As `psycopg.connect`, for the options that the library uses."""
+        if dsn != self._url:
+            return psycopg.connect(dsn, **options)
         inner = self._inners.take()
         while inner is not None and not _silent(inner.socket):
             inner.finish()
@@ -222,7 +231,8 @@ class Warm:
         """As ``create_connection`` of a loop, for asyncpg."""
         loop = asyncio.get_running_loop()
         driver = make()
-        if not isinstance(driver, asyncpg.protocol.Protocol):  # one that cancels a statement
+        cancels = not isinstance(driver, asyncpg.protocol.Protocol)  # a statement, over a connection of its own
+        if cancels or not _to_url.get():
             return await type(loop).create_connection(loop, lambda: driver, host, port)
         session = self._sessions.take()
         while session is not None and not _silent(session.raw.fileno()):
@@ -237,8 +247,12 @@ class Warm:
 
     async def _connected(self, options: Any) -> Any:
         loop: Any = asyncio.get_running_loop()
-        loop.create_connection = self._create
-        return await self._plainly(options)
+        loop.create_connection = self._create  # for good: other connections of the loop pass through it, see there
+        told = _to_url.set(options.dsn == self._url)
+        try:
+            return await self._plainly(options)
+        finally:
+            _to_url.reset(told)
 
     _plainly = staticmethod(connections._connected)
 

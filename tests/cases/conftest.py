@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ SERVERS = ("postgresql", "redis")
 ON_DISK = ("test_sqlite.py", "test_workloads.py", "test_effects_processes.py")
 """Files whose tests kill processes or look at what lies on the disk."""
 
+AT_CONNECTIONS = ("test_postgresql.py",)
+"""Files whose tests look at connections to PostgreSQL: theirs are new, see `warm`."""
+
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest, tmp_path: Path, fast_path: Path) -> Iterator[World]:
@@ -26,8 +30,10 @@ def world(request: pytest.FixtureRequest, tmp_path: Path, fast_path: Path) -> It
     server = request.getfixturevalue(f"{engine}_url") if engine in SERVERS else ""
     schemas: Schemas | None = request.getfixturevalue("schemas") if engine == "postgresql" else None
     schema = schemas.take() if schemas else ""
+    warm = schemas and request.path.name not in AT_CONNECTIONS
     made = World(request.param, directory, server, schema)
-    yield made
-    made.close()
+    with request.getfixturevalue("warm_connections")() if warm else nullcontext():
+        yield made
+        made.close()
     if schemas:
         schemas.give_back(schema)

@@ -6,7 +6,8 @@ import asyncio
 import inspect
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +17,8 @@ import pytest
 import redis
 
 import schemas
+from servers import POSTGRESQL
+from warm import Warm
 
 _serial = itertools.count()
 
@@ -39,6 +42,17 @@ def own_database(postgresql_url: str) -> Iterator[tuple[str, psycopg.Connection[
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
 
 
+@pytest.fixture(scope="session")
+def own_connections(own_database: tuple[str, Any]) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """As ``warm_connections``, to that database."""
+    if os.environ.get(POSTGRESQL):
+        yield nullcontext
+        return
+    warm = Warm(own_database[0])
+    yield warm.connections
+    warm.close()
+
+
 @pytest.fixture(params=["memory", "sqlite", "postgresql", "redis"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of a store that nobody else uses."""
@@ -49,7 +63,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"sqlite:///{tmp_path / 'sagas.db'}"
     elif request.param == "postgresql":
         own, connection = request.getfixturevalue("own_database")
-        yield own
+        with request.getfixturevalue("own_connections")():
+            yield own
         if not schemas.empty(connection, SCHEMA):
             schemas.drop(connection, SCHEMA)
     else:

@@ -30,7 +30,7 @@ LEAVE = (
 @pytest.fixture
 def warm(postgresql_url: str) -> Iterator[Warm]:
     """Connections of earlier uses within the test."""
-    made = Warm()
+    made = Warm(postgresql_url)
     with made.connections():
         yield made
     made.close()
@@ -117,9 +117,29 @@ def test_a_forked_child_is_given_nothing(postgresql_url: str, warm: Warm, monkey
     monkeypatch.undo()
 
 
+def test_another_url_has_nothing_to_do_with_it(postgresql_url: str, warm: Warm) -> None:
+    other = f"{postgresql_url}?application_name=other"
+    name = "SELECT current_setting('application_name')"
+
+    async def use() -> None:
+        names = []
+        for url in (postgresql_url, other, postgresql_url, other):
+            raw: Any = await connections._connected(options(url, "unused"))
+            names.append(await raw.fetchval(name))
+            await raw.close()
+        assert names == ["", "other"] * 2
+        assert len(warm._sessions._things) == 1
+
+    asyncio.run(use())
+    warm._connect(postgresql_url, autocommit=True, prepare_threshold=5).close()
+    with warm._connect(other, autocommit=True, prepare_threshold=5) as raw:
+        assert raw.execute(name).fetchone() == ("other",)
+    assert len(warm._inners._things) == 1
+
+
 def test_outside_nothing_is_changed(postgresql_url: str) -> None:
     plain = connections._connected
-    with Warm().connections():
+    with Warm(postgresql_url).connections():
         assert blocking.psycopg is not psycopg
         assert connections._connected is not plain
     assert blocking.psycopg is psycopg
