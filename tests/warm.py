@@ -122,16 +122,20 @@ class _Session:
         self.greeting = b""
 
     def forgets(self) -> bool:
-        """Whether it is as good as new."""
+        """Whether it is as good as new. What still comes from before is read away: the answer names its question."""
+        mark = os.urandom(8).hex().encode()
+        asked = FORGET + b"; SELECT '" + mark + b"'"
         self.raw.settimeout(_PATIENCE_SECONDS)
-        self.raw.sendall(b"Q" + (len(FORGET) + 5).to_bytes(4, "big") + FORGET + b"\0")
+        self.raw.sendall(b"Q" + (len(asked) + 5).to_bytes(4, "big") + asked + b"\0")
         answer = b""
-        while not answer.endswith(_READY):
+        while mark not in answer or not answer.endswith(_READY):
             piece = self.raw.recv(1 << 16)
             if not piece:
                 return False
             answer += piece
-        return b"E\0\0" not in answer
+            if b"E\0\0" in answer:
+                return False
+        return True
 
 
 class _Between(asyncio.Protocol):

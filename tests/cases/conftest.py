@@ -18,8 +18,8 @@ SERVERS = ("postgresql", "redis")
 ON_DISK = ("test_sqlite.py", "test_workloads.py", "test_effects_processes.py")
 """Files whose tests kill processes or look at what lies on the disk."""
 
-AT_CONNECTIONS = ("test_postgresql.py",)
-"""Files whose tests look at connections to PostgreSQL: theirs are new, see `warm`."""
+AT_CONNECTIONS = ("test_postgresql.py", "test_cancellation.py")
+"""Files whose tests look at connections to PostgreSQL, or leave them at any moment: theirs are new, see `warm`."""
 
 
 @pytest.fixture
