@@ -44,6 +44,7 @@ IMPORTS: dict[str, set[str]] = {
     "cli": FOUNDATION | {"core", "layers", "backends", "saga", "stepping", "sync", "demo", ""},
     "demo": FOUNDATION | {"core", "backends", "sync", ""},
     "testing": FOUNDATION | {"core", "layers", "backends", "gates", "opening", "stepping", "sync", "cli", "demo", ""},
+    "__main__": {"cli"},
     "": FOUNDATION | {"attempts", "core", "layers", "saga", "backends", "opening", "store", "sync"},
 }
 """First name below `interlock` ("" is the package itself) -> the first names that its modules may import.

@@ -79,7 +79,7 @@ def open(
 
     Args:
         url: ``memory://`` (private), ``memory://name`` (shared in the process), ``sqlite:///path.db``,
-            ``sqlite:////absolute/path.db``.
+            ``sqlite:////absolute/path.db``, ``postgresql://...``, ``redis://...``, ``rediss://...``.
         agent: the agent's name where a call does not give one.
         isolation: the mode where a call does not give one.
         retry: the policy where a call does not give one.
@@ -239,6 +239,9 @@ class Store(Leasing, Sagas, Sessions[Never]):
         self._resource = None
         self._journal = open_journal(self._engine)
         self._origin: tuple[str, dict[str, Any]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._engine.shown_url or repr(self._engine.backend)}>"
 
     @overload
     def resource(self, name: str) -> SharedResource[Any]: ...

@@ -52,6 +52,10 @@ def test_the_console_script(store: Path) -> None:
     assert "Usage: interlock" in interlock(store, "--help", program=[str(SCRIPT)]).stdout
 
 
+def test_the_package_is_the_command_too(store: Path) -> None:
+    assert interlock(store, "get", "stock", "sku-1", program=[sys.executable, "-m", "interlock"]).stdout == "3\n"
+
+
 def test_processes_share_a_file(store: Path) -> None:
     assert interlock(store, "get", "stock", "sku-2").stdout == '{"$decimal": "1.20"}\n'
     assert (store / "interlock.db").exists()
