@@ -20,8 +20,9 @@ from interlock import (
 )
 from interlock.layers.effects.calls import Act, is_unanswered, payload_fingerprint
 from interlock.layers.effects.executing import Step, next_step
-from interlock.layers.effects.records import EFFECT, MOVES, Stored, effect_key, error_text
+from interlock.layers.effects.records import EFFECT, MOVES, Stored, effect_key
 from interlock.model import Entry
+from interlock.wording import error_text
 
 STORED = Stored(EffectStatus.PENDING, b"f", "op", 1.0, 1.0)
 
