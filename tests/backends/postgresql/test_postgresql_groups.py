@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock import codec, merges
-from interlock.backends.postgresql import PostgreSQLBackend, groups
+from interlock.backends.postgresql import PostgreSQLBackend, groups, loops
 from interlock.backends.postgresql import tokens as tk
+from interlock.backends.postgresql.home import Options
 from interlock.backends.postgresql.loops import Commits
 from interlock.backends.postgresql.tokens import ROOM, Snapshot
 from interlock.errors import SnapshotTooOldError, UsageError
@@ -458,6 +459,62 @@ def test_who_validates_the_range_of_a_call_under_way_waits_here_and_not_on_a_con
         coming = [await come(4, LOG), await come(5, LOG)]
         await asyncio.gather(*coming)
         assert commits.sent[3:] == [[key(4)], [key(5)]], "a range stays as if a call were under way"
+
+    asyncio.run(run())
+
+
+async def _span_job(number: int, *spans: Span, writes: bytes | None = None) -> groups.Job:
+    name = key(number) if writes is None else writes
+    request = CommitRequest(new_transaction(), "a", "serializable", TOKEN, {}, {name: put(0)}, {}, spans)
+    job = groups.job(request, locking=True)
+    assert job is not None
+    job.future = asyncio.get_running_loop().create_future()
+    return job
+
+
+def test_who_writes_into_the_range_of_a_call_under_way_waits_here_and_not_on_a_connection() -> None:
+    async def run() -> None:
+        commits = HeldCommits()
+        jobs = [await _span_job(0, LOG)]
+        commits.gatherer.add(jobs[0])
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for more in (await _span_job(1, writes=key("log", 5)), await _span_job(2)):
+            jobs.append(more)
+            commits.gatherer.add(more)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert commits.sent == [[key(0)], [key(2)]]
+        commits.may_end.set()
+        await asyncio.gather(*[job.future for job in jobs])
+        assert commits.sent == [[key(0)], [key(2)], [key("log", 5)]]
+        last = await _span_job(3, writes=key("log", 5))
+        commits.gatherer.add(last)
+        await last.future
+        assert commits.sent[3:] == [[key("log", 5)]]
+        assert not commits._spans
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("held_up", [False, True])
+def test_ranges_go_with_all_others_until_a_call_was_held_up(monkeypatch: pytest.MonkeyPatch, held_up: bool) -> None:
+    monkeypatch.setattr(loops, "SLOW_SECONDS", 0.0 if held_up else 1e9)
+
+    async def run() -> None:
+        loop = loops.Loop(None, Options("", "s", 10, "fsync", 1.0, 1.0), {})  # type: ignore[arg-type]
+        commits = loop._commits = HeldCommits()
+        commits.may_end.set()
+        jobs = [await _span_job(0, LOG), await _span_job(1)]
+        for job in jobs:
+            assert loop.commits(job) is commits.gatherer
+            commits.gatherer.add(job)
+        await asyncio.gather(*[job.future for job in jobs])
+        assert commits.sent == [[key(0), key(1)]]
+        for _ in range(loops.APART):
+            assert loop.commits(await _span_job(2, LOG)) is (loop._wide if held_up else commits).gatherer
+            assert loop.commits(await _span_job(2)) is commits.gatherer
+        assert loop.commits(await _span_job(2, LOG)) is commits.gatherer, "then it is tried again"
 
     asyncio.run(run())
 

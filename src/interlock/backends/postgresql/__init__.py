@@ -2,8 +2,8 @@
 
 `backend` is the port; `asynchronous` (with `connections`, `types`, `loops` and `gathering`) and `blocking` are its two
 drivers over the same `statements`. The ``*.sql`` files are what lies on the server; `schema` puts them there. `locks`
-says who waits for whom, `tokens` what a snapshot is, `groups` which commits share a call and `reads` which reads do,
-`requests` and `record` translate, `failures` turns errors into ours.
+says who waits for whom, `tokens` what a snapshot is, `groups` which commits share a call, `reads` and `scans` which
+reads do, `requests` and `record` translate, `failures` turns errors into ours.
 
 **A commit is one call of one function, in a transaction of its own.** It takes its advisory locks (`locks`), then
 judges every expectation on one snapshot that is newer than the locks, then applies. Whoever changes a key holds its

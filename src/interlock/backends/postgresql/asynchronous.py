@@ -22,9 +22,10 @@ from interlock.backends.postgresql.groups import Job
 from interlock.backends.postgresql.home import REPEATS, TURNS, Home, Options, Row
 from interlock.backends.postgresql.loops import KEYS_TOGETHER, Asked, Loop, together
 from interlock.backends.postgresql.reads import Look, Shown
+from interlock.backends.postgresql.scans import Wanted
 from interlock.backends.postgresql.statements import statements
 from interlock.errors import InterlockError, UsageError
-from interlock.model import Key, Reply, Token
+from interlock.model import Key, Page, Reply, Token
 
 
 class AsyncDriver:
@@ -94,6 +95,14 @@ class AsyncDriver:
                 return shown
         with gatherer.alone():
             return await reads.read_at(self, keys, at)
+
+    async def scan(self, wanted: Wanted) -> Page:
+        """See `interlock.backends.postgresql.scans.page`."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return await self._other_loop().scan(wanted)
+        return await (await self._loop(loop)).scans.page(wanted)
 
     async def commit(self, job: Job) -> Reply:
         """See `interlock.backends.postgresql.groups.commit_alone`."""

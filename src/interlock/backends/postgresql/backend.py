@@ -17,6 +17,7 @@ from interlock.backends.postgresql.home import DURABILITIES, LOCKINGS, Driver, H
 from interlock.backends.postgresql.reads import check_horizon
 from interlock.backends.postgresql.record import token_of, version
 from interlock.backends.postgresql.requests import Answer
+from interlock.backends.postgresql.scans import Wanted
 from interlock.backends.postgresql.statements import ROWS_READ_BY_POSITION, quoted
 from interlock.backends.postgresql.tokens import (
     NOTHING,
@@ -28,9 +29,8 @@ from interlock.backends.postgresql.tokens import (
     parsed,
 )
 from interlock.backends.postgresql.waiting import News
-from interlock.errors import SnapshotTooOldError, UsageError
+from interlock.errors import UsageError
 from interlock.model import (
-    NONCE_MASK,
     Author,
     Change,
     CommitRefused,
@@ -137,20 +137,7 @@ class PostgreSQLBackend:
 
     async def scan(self, span: Span, at: Token | None = None, *, limit: int = 1000, reverse: bool = False) -> Page:
         """Live, listed entries of a range in key order."""
-        order = "_reverse" if reverse else ""
-        if at is None:
-            rows, home = await self._driver.fetch("scan" + order, (span.start, span.stop, limit + 1))
-            token, superseded = self._token(rows[0], home), False
-        else:
-            snapshot = from_detail(at.position, at.detail)
-            wanted = (span.start, snapshot.stop, list(snapshot.open), span.stop, limit + 1)
-            rows, _ = await self._driver.fetch("scan_at" + order, wanted, at=at)
-            check_horizon(snapshot, *rows[0][:2])
-            if rows[0][2] == 2:
-                raise SnapshotTooOldError("a version that the snapshot may show was overwritten quietly")
-            token, superseded = at, rows[0][2] is not None
-        items = [(row[3], Entry((row[4], row[5] & NONCE_MASK), row[6], row[7])) for row in rows if row[3] is not None]
-        return Page(items[:limit], token, len(items) > limit, superseded)
+        return await self._driver.scan(Wanted(span.start, span.stop, at, limit, reverse))
 
     async def history(self, key: Key, *, limit: int = 100) -> list[tuple[Entry, Author | None]]:
         """The kept versions of a key, newest first."""

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import psycopg
 
-from interlock.backends.postgresql import failures, groups, reads
+from interlock.backends.postgresql import failures, groups, reads, scans
 from interlock.backends.postgresql.home import ISOLATE, REPEATS, TURNS, Home, Options, Row, check_server, welcome
 from interlock.backends.postgresql.schema import ensure
 from interlock.backends.postgresql.statements import statements
 from interlock.errors import UsageError
-from interlock.model import Key, Reply, Token
+from interlock.model import Key, Page, Reply, Token
 
 _inherited: Final[list[Any]] = []
 """Connections of the parent process, which a child must neither use nor close."""
@@ -191,6 +191,10 @@ class BlockingDriver:
     async def read_at(self, keys: Sequence[Key], at: Token) -> reads.Shown:
         """See `interlock.backends.postgresql.reads.read_at`."""
         return await reads.read_at(self, keys, at)
+
+    async def scan(self, wanted: scans.Wanted) -> Page:
+        """See `interlock.backends.postgresql.scans.page`."""
+        return await scans.page(self, wanted)
 
     async def commit(self, job: groups.Job) -> Reply:
         """See `interlock.backends.postgresql.groups.commit_alone`."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from interlock.backends.postgresql import groups, reads
+from interlock.backends.postgresql import groups, reads, scans
 from interlock.backends.postgresql.blocking import BlockingDriver
 from interlock.backends.postgresql.home import Home, Options, Row
 from interlock.backends.threads import Threads
-from interlock.model import Key, Reply, Token
+from interlock.model import Key, Page, Reply, Token
 
 Fetched = tuple[list[Row], Home]
 
@@ -39,6 +39,10 @@ class ThreadedDriver:
     async def read_at(self, keys: Sequence[Key], at: Token) -> reads.Shown:
         """See `interlock.backends.postgresql.reads.read_at`."""
         return await reads.read_at(self, keys, at)
+
+    async def scan(self, wanted: scans.Wanted) -> Page:
+        """See `interlock.backends.postgresql.scans.page`."""
+        return await scans.page(self, wanted)
 
     async def commit(self, job: groups.Job) -> Reply:
         """See `interlock.backends.postgresql.groups.commit_alone`."""

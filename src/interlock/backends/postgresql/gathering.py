@@ -100,7 +100,7 @@ class Gatherer(Generic[T]):
 
     ``take`` removes from the queue what goes in one call, which may be nothing while other calls are under way;
     ``send`` sees to it and never raises. ``most``: how many lanes there may be. ``before``: the gatherer whose callers
-    mostly come here next."""
+    mostly come here next. ``lanes``: how many there are from the start."""
 
     def __init__(
         self,
@@ -108,10 +108,12 @@ class Gatherer(Generic[T]):
         send: Callable[[list[T]], Awaitable[None]],
         most: int,
         before: Gatherer[Any] | None = None,
+        lanes: int = LANES,
     ) -> None:
         self._take = take
         self._send = send
         self._most = most
+        self._usual_lanes = min(lanes, most)
         self._before = before
         self._behind: list[Gatherer[Any]] = []
         if before is not None:
@@ -124,7 +126,7 @@ class Gatherer(Generic[T]):
         self._lone = 0  # how many calls in a row were for one caller
         self._waiting = 0  # how many wait for the callers of the gatherer before this one
         self._vain = 0  # how often these are not waited for
-        self._usual_seconds = 0.0
+        self.usual_seconds = 0.0
         self._lanes: set[asyncio.Task[None]] = set()
         self._relief: asyncio.TimerHandle | None = None
         self._alone = _Alone(self)
@@ -135,6 +137,11 @@ class Gatherer(Generic[T]):
 
         Where callers come in crowds, the first one would otherwise go alone, time after time, and be alone for good."""
         return not self._busy and self._crowd <= 1
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody queues and no call is under way."""
+        return not self._busy and not self._queue
 
     def add(self, job: T) -> None:
         """Queue a job."""
@@ -166,7 +173,7 @@ class Gatherer(Generic[T]):
 
     def _admit(self) -> None:
         """Open a lane for the queue if it may have one."""
-        if self._busy < min(LANES, self._most) and PART * len(self._queue) >= self._sent:
+        if self._busy < self._usual_lanes and PART * len(self._queue) >= self._sent:
             self._open()
         else:
             self._want_relief()
@@ -208,7 +215,7 @@ class Gatherer(Generic[T]):
                     await self._send(jobs)
                 finally:
                     self._sent -= count
-                self._usual_seconds += (time() - begun - self._usual_seconds) / 8
+                self.usual_seconds += (time() - begun - self.usual_seconds) / 8
                 for gatherer in self._behind:
                     gatherer._look_again()
                 if not self._queue:
@@ -245,7 +252,7 @@ class Gatherer(Generic[T]):
 
     def _want_relief(self) -> None:
         if self._relief is None and self._busy < self._most:
-            seconds = max(RELIEF_SECONDS, 2 * self._usual_seconds)
+            seconds = max(RELIEF_SECONDS, 2 * self.usual_seconds)
             self._relief = asyncio.get_running_loop().call_later(seconds, self._relieve)
 
     def _relieve(self) -> None:

@@ -99,6 +99,10 @@ class Job:
         """Whether it reads, writes or merges any of these keys."""
         return not (written.isdisjoint(self.request.writes) and written.isdisjoint([key for key, _ in self.expected]))
 
+    def writes_into(self, spans: Sequence[Span]) -> bool:
+        """Whether it writes or merges a key of any of these ranges."""
+        return any(_lies_in(key, spans) for key in self.request.writes)
+
 
 def job(request: CommitRequest, *, locking: bool) -> Job | None:
     """A job for a request, or None if it has to go alone (see the module's docstring)."""
@@ -135,13 +139,13 @@ class Group:
         self._read: set[Key] = set()
         self._written: set[Key] = set()
         self._merged: set[Key] = set()
-        self._spans: list[Span] = []
+        self.spans: list[Span] = []
         self._bytes = 0
 
     def is_full(self) -> bool:
         """Whether nothing more should be taken."""
         keys = len(self._read) + len(self._written)
-        return len(self.jobs) >= COMMITS or keys >= KEYS or len(self._spans) >= SPANS or self._bytes >= BYTES
+        return len(self.jobs) >= COMMITS or keys >= KEYS or len(self.spans) >= SPANS or self._bytes >= BYTES
 
     def takes(self, job: Job) -> bool:
         """Take a job unless it touches what another one writes, or writes what another one touches."""
@@ -155,11 +159,11 @@ class Group:
             if key in written or key in read or (key is not merged and key in self._merged):
                 return False
         spans = job.request.spans
-        if self._spans and any(_lies_in(key, self._spans) for key in writes):
+        if self.spans and any(_lies_in(key, self.spans) for key in writes):
             return False
         if spans and any(_lies_in(key, spans) for keys in (written, self._merged) for key in keys):
             return False
-        self._spans += spans
+        self.spans += spans
         self.jobs.append(job)
         read.update([key for key, _ in job.expected])
         written.update([key for key in writes if key is not merged])

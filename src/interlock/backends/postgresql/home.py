@@ -17,11 +17,12 @@ from interlock.errors import (
     UnsupportedError,
     UsageError,
 )
-from interlock.model import Key, Reply, Token
+from interlock.model import Key, Page, Reply, Token
 
 if TYPE_CHECKING:
     from interlock.backends.postgresql.groups import Job
     from interlock.backends.postgresql.reads import Look, Shown
+    from interlock.backends.postgresql.scans import Wanted
 
 SCHEMA_VERSION: Final = 4
 OLDEST_SERVER: Final = 130000
@@ -84,6 +85,9 @@ class Driver(Protocol):
 
     async def read_at(self, keys: Sequence[Key], at: Token) -> Shown:
         """What a snapshot shows of some keys. Raises what `Home.admit` raises, and `SnapshotTooOldError`."""
+
+    async def scan(self, wanted: Wanted) -> Page:
+        """A page of a range. Raises what `Home.admit` raises, and `SnapshotTooOldError`."""
 
     async def commit(self, job: Job) -> Reply:
         """A commit that may go together with others. Raises `DuplicateId` and what a backend's commit raises."""

@@ -1,8 +1,13 @@
 """What the asyncio leaf has of one event loop: connections, and who waits to go together.
 
-Reads go together with reads and commits with commits. Commits that validate ranges have a queue of their own (`wide`):
-their locks exclude every writer of a range, so they may wait long, and nobody else shall wait with them. Among
-themselves they gain most, for those that validate the same range would each wait for the one before.
+Reads go together with reads, commits with commits, and scans with scans of the same page (`scans`).
+
+Commits that validate ranges need locks that exclude every writer of a range, and may have to wait long for those of
+other processes. Usually they do not, and go with all others: a call of their own would cost more than what they do.
+Once a call that had any of them took much longer than calls take here (`SLOW`), the next `APART` of them go by a queue
+of their own (`Loop.commits`), so that nobody else waits with them. Then it is tried again. Of the same process nobody
+has to wait on a connection for a range: who writes into one that a call under way validates stays in the queue until
+that has ended, and so does who validates the same one. Among themselves they gain most by going together.
 """
 
 from __future__ import annotations
@@ -19,13 +24,20 @@ from interlock.backends.postgresql.gathering import Gatherer
 from interlock.backends.postgresql.groups import Group, Job
 from interlock.backends.postgresql.home import REPEATS, TURNS, Options
 from interlock.backends.postgresql.reads import Look
-from interlock.model import Key, Reply
+from interlock.backends.postgresql.scans import Scans
+from interlock.model import Key, Reply, Span
 
 if TYPE_CHECKING:
     from interlock.backends.postgresql.home import Driver
 
 KEYS_TOGETHER: Final = 256
 """The most keys that are read together."""
+SLOW: Final = 4
+"""A call that takes so many times what calls usually take was held up."""
+SLOW_SECONDS: Final = 0.002
+"""And no call that took less."""
+APART: Final = 64
+"""So many commits that validate ranges go by themselves after one was held up."""
 
 
 class Asked:
@@ -47,34 +59,44 @@ class Commits:
         self.gatherer: Gatherer[Job] = Gatherer(self._next, self._send, most, before)
         self._written: set[Key] = set()
         self._ranges: set[bytes] = set()
+        self._spans: list[Span] = []
+        self.apart = 0  # so many that validate ranges shall not come here
 
     def _next(self, queue: deque[Job]) -> list[Job]:
         """Those that may go together, in the order in which they came; the others stay.
 
         Who touches what is being written by a call under way stays, too, and who validates a range that one under way
-        validates: it would wait there for that call's locks, and all who go with it. It is in front when that call has
-        ended, so it does not stay for ever."""
-        busy, ranges = self._written, self._ranges
+        validates or writes into it: it would wait there for that call's locks, and all who go with it. It is in front
+        when that call has ended, so it does not stay for ever."""
+        busy, ranges, spans = self._written, self._ranges, self._spans
         if len(queue) == 1 and not busy and not ranges:  # most callers are alone
             alone = queue.popleft()
             alone.taken = True
             busy.update(alone.request.writes)
             ranges.update(alone.ranges)
+            spans += alone.request.spans
             return [alone]
         group = Group()
         left: list[Job] = []
         while queue and not group.is_full():
             job = queue.popleft()
-            if (busy and job.touches(busy)) or (ranges and not ranges.isdisjoint(job.ranges)) or not group.takes(job):
+            if (
+                (busy and job.touches(busy))
+                or (ranges and not ranges.isdisjoint(job.ranges))
+                or (spans and job.writes_into(spans))
+                or not group.takes(job)
+            ):
                 left.append(job)
             else:
                 job.taken = True
         queue.extendleft(reversed(left))
         busy.update(*[job.request.writes for job in group.jobs])
         ranges.update(*[job.ranges for job in group.jobs])
+        spans += group.spans
         return group.jobs
 
     async def _send(self, jobs: list[Job]) -> None:
+        begun = asyncio.get_running_loop().time()
         try:
             answers = await self._answers(jobs)
             if answers is None:
@@ -90,8 +112,15 @@ class Commits:
         finally:
             self._written.difference_update(*[job.request.writes for job in jobs])
             self._ranges.difference_update(*[job.ranges for job in jobs])
+            for job in jobs:
+                for span in job.request.spans:
+                    self._spans.remove(span)
         for job, answer in zip(jobs, answers, strict=True):
             _answer(job, answer)
+        if len(jobs) > 1 and any(job.ranges for job in jobs):
+            took = asyncio.get_running_loop().time() - begun
+            if took > SLOW_SECONDS and took > SLOW * self.gatherer.usual_seconds:
+                self.apart = APART
 
     async def _answers(self, jobs: list[Job]) -> Sequence[Reply | Exception] | None:
         """What to tell the callers; None: nothing was written, and each has to be sent by itself."""
@@ -140,12 +169,17 @@ class Loop:
         self._driver = driver
         self.pool = LoopPool(options, texts)
         self.reads: Gatherer[Asked] = Gatherer(_next_reads, self._send_reads, options.connections)
+        self.scans = Scans(driver, options.connections)
         self._commits = Commits(self.pool, options.connections, self.reads)
         self._wide = Commits(self.pool, options.connections)
 
     def commits(self, job: Job) -> Gatherer[Job]:
         """The queue for a commit."""
-        return (self._wide if job.request.spans else self._commits).gatherer
+        commits = self._commits
+        if job.request.spans and commits.apart:
+            commits.apart -= 1
+            return self._wide.gatherer
+        return commits.gatherer
 
     async def _send_reads(self, asked: list[Asked]) -> None:
         found: Look | Exception
