@@ -17,6 +17,7 @@ import pytest
 import redis
 import redis.utils
 
+import lean
 import tally
 from bytecode import compile_share
 from interlock.core.transaction import current as transaction
@@ -39,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     there are hundreds of them, and compiling the library takes each as long as all the rest of its start."""
     gc.disable()  # until everything is collected: looking for garbage was a quarter of that, and there is none
     tally.begin(config)
+    lean.begin(config)
     os.environ.setdefault(EXAMPLES, usual("1", "0.4"))
     if hasattr(redis.utils, "get_lib_version"):  # each client would read the metadata of its package for that
         redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)

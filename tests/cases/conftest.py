@@ -23,9 +23,9 @@ AT_CONNECTIONS = ("test_postgresql.py", "test_cancellation.py")
 
 
 @pytest.fixture
-def world(request: pytest.FixtureRequest, tmp_path: Path, fast_path: Path) -> Iterator[World]:
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """The world that `cases.support.in_worlds` names, with nothing stored in it yet."""
-    directory = tmp_path if request.path.name in ON_DISK else fast_path
+    directory: Path = request.getfixturevalue("tmp_path" if request.path.name in ON_DISK else "fast_path")
     engine = request.param.partition("-")[0]
     server = request.getfixturevalue(f"{engine}_url") if engine in SERVERS else ""
     schemas: Schemas | None = request.getfixturevalue("schemas") if engine == "postgresql" else None
