@@ -42,6 +42,7 @@ LIBRARY_RULES: list[Rule] = [
 TEST_RULES: list[Rule] = [tidy.module_docstring, tidy.no_bare_except, tidy.finished, tidy.ignores_have_codes]
 
 SLEEPS: dict[str, str] = {
+    "tests/cases/support.py": "between two looks, in the place of a loop that takes a processor for itself",
     "tests/cases/test_postgresql.py": "an agent thinks for longer than the server's limit",
     "tests/cases/test_workloads.py": "agents that think",
     "tests/soaking/lanes.py": "a lane leaves the others its time",

@@ -14,6 +14,7 @@ import inspect
 import itertools
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -29,6 +30,9 @@ Body = Callable[..., Coroutine[Any, Any, None]]
 
 PATIENCE_SECONDS: Final = 60.0
 """How long a test waits for something that should come at once."""
+
+LOOK_SECONDS: Final = 0.001
+"""How often a test looks whether something that takes its time has happened."""
 
 _serial = itertools.count()
 
@@ -219,6 +223,13 @@ class World:
         """Let other tasks run, where there are any."""
         if self.awaits:
             await asyncio.sleep(0)
+
+    async def look_again(self) -> None:
+        """Between two looks at what another thread will have done: for a moment the processor is left to it."""
+        if self.awaits:
+            await asyncio.sleep(LOOK_SECONDS)
+        else:
+            time.sleep(LOOK_SECONDS)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end in this thread, in the way of this world."""

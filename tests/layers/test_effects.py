@@ -393,7 +393,7 @@ async def test_reconcile_asks_about_all_that_is_unknown(world: World) -> None:
         return {"a": Happened(1), "b": NOT_HAPPENED, "c": CANNOT_TELL, "ended": CANNOT_TELL}[key]
 
     while (await store.effects.get("ended")).status is EffectStatus.EXECUTING:
-        await world.give_way()
+        await world.look_again()
     report = await store.effects.reconcile(verify=verify)
     assert report.happened == [("a", "")]
     assert report.not_happened == [("b", "")]

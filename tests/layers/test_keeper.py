@@ -39,11 +39,11 @@ async def test_those_that_are_due_together_are_renewed_in_one_commit(world: Worl
     stock = store.resource("stock")
     held = [await elsewhere(take, stock.lock(f"k{number}", ttl_seconds=1.5)) for number in range(8)]
     while 8 not in renewals(counted):
-        await world.give_way()
+        await world.look_again()
     await kill(world.open(), inner(held[3]).tenure)
     counted.commits.clear()
     while inner(held[3]).tenure.loss is None or 7 not in renewals(counted):
-        await world.give_way()
+        await world.look_again()
     for number, lock in enumerate(held):
         assert lock.lost == (number == 3), "whoever was taken over takes nobody along"
         if number == 3:
@@ -82,7 +82,7 @@ async def test_what_cannot_be_released_holds_no_renewal_up(world: World, caplog:
             with pytest.raises(BackendUnavailableError):
                 await leave(lock)
         while len(caplog.records) < len(stuck):
-            await world.give_way()
+            await world.look_again()
             assert not lease.lost
     await lease.check()
 

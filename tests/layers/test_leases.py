@@ -189,7 +189,7 @@ async def test_it_is_renewed_in_the_background(world: World) -> None:
         until = inner(lease).tenure.confirmed + 4 * SHORT
         while inner(lease).tenure.confirmed < until:
             await store.resource("stock").read("nothing")
-            await world.give_way()
+            await world.look_again()
         assert inner(lease).tenure.pulse != first
         assert not lease.lost
         with pytest.raises(LeaseUnavailableError):
@@ -274,7 +274,7 @@ async def test_waiting_is_in_the_order_of_arrival(world: World) -> None:
     for number in range(4):
         threads.append(world.thread(lambda number=number: wait(number)))
         while len((await records(store, LEASES))[0][1]) < number + 2:
-            await world.give_way()
+            await world.look_again()
     await leave(first)
     for thread in threads:
         thread.result()

@@ -403,9 +403,9 @@ async def test_what_is_given_back_while_it_is_renewed_stays_so(world: World) -> 
     leases.append(await take(store.lease("report", ttl_seconds=SHORT)))
     keeper = inner(leases[0]).desk.keeper
     while not removed:
-        await world.give_way()
+        await world.look_again()
     while keeper._job is not None:
-        await world.give_way()
+        await world.look_again()
     assert keeper._tenures == keeper._due == {}
     await leave(leases[0])
 
@@ -453,7 +453,7 @@ async def test_what_cannot_be_given_back_is_left_to_its_end(world: World, caplog
     with caplog.at_level(logging.WARNING, "interlock"), pytest.raises(BackendUnavailableError):
         await leave(lease)
     while desk.keeper._job is not None:
-        pass
+        await world.look_again()
     assert "run out by itself" in caplog.text
     broken.broken.clear()
     async with store.lease("report", wait_seconds=30):
@@ -492,7 +492,7 @@ async def test_a_session_that_is_dropped_behind_the_end_of_its_store(world: Worl
     keeper.later(nothing)
     assert keeper._job in (job, None)
     while job is not None and job.alive():
-        await world.give_way()
+        await world.look_again()
 
 
 @in_worlds("memory-async")

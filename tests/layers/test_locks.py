@@ -89,7 +89,7 @@ async def test_who_waits_for_everything_is_not_overtaken_by_readers(world: World
     await take(first)
     writer = world.thread(functools.partial(hold, world, ("a",), False))
     while not any(seat[5] for _, seats in await records(world.open(), LOCKS) for seat in seats):
-        await world.give_way()
+        await world.look_again()
     with pytest.raises(LockTimeoutError):
         await take(stock.lock("a", shared=True, wait_seconds=0))
     await leave(first)

@@ -135,7 +135,7 @@ async def test_a_range_waits_for_whoever_holds_a_key_of_it_and_nobody_overtakes(
 
     waiting = world.thread(scan)
     while not any(seat[5] for _, seats in await records(world.open(), LOCKS) for seat in seats):
-        await world.give_way()
+        await world.look_again()
     with pytest.raises(LockTimeoutError):
         await take(other.lock("elsewhere", wait_seconds=0))
     await leave(held)
