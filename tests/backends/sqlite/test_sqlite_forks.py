@@ -6,6 +6,7 @@ import asyncio
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -272,3 +273,23 @@ def test_waiting_in_parent_and_child(store: Store) -> None:
     ended(child(body))
     thread.join(PATIENCE_SECONDS)
     assert results == [True]
+
+
+def test_a_store_that_is_opened_while_another_thread_forks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The set of engines grows while the hook goes through it: it is gone through again, and all are paused."""
+
+    class Growing(weakref.WeakSet[engines.Engine]):
+        grown = False
+
+        def __iter__(self) -> Iterator[engines.Engine]:
+            for each in super().__iter__():
+                yield each
+                if not self.grown:
+                    self.grown = True
+                    raise RuntimeError("Set changed size during iteration")
+
+    every = Growing(engines._forks.engines)
+    monkeypatch.setattr(engines._forks, "engines", every)
+    ended(child(lambda: store.increment(key("counter"))))
+    assert every.grown
+    assert value_of(step(store.backend.read((key("counter"),))).entries[0]) == 2

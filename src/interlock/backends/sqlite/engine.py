@@ -257,10 +257,19 @@ class _Forks:
     def before(self) -> None:
         self._forking.acquire()
         deadline = time.monotonic() + _FORK_SECONDS
-        self._held = sorted(self.engines, key=id)
+        self._held = sorted(self._all(), key=id)
         for engine in self._held:
             engine.pause(deadline)
         locking.descriptors.acquire()
+
+    def _all(self) -> list[Engine]:
+        """Every engine. A thread that opens a store at this very moment may change the set while it is gone through;
+        the hook would then be left, and the fork not prepared."""
+        while True:
+            try:
+                return list(self.engines)
+            except RuntimeError:
+                continue
 
     def in_parent(self) -> None:
         locking.descriptors.release()
