@@ -288,12 +288,12 @@ def test_a_receipt_is_settled_once() -> None:
 
         def first(name: str, args: tuple[Any, ...]) -> None:
             if name == "commit" and not written:
-                written.append(RECEIPTS.put({"status": DONE, "transaction": "1"}))
+                written.append(RECEIPTS.put({"status": DONE, "transaction": "1", "inverse": []}))
                 step(Ledger(rival._engine).commit({receipt.key: written[0]}, {receipt.key: ABSENT}, agent="rival"))
 
         with interlock.sync.Store(Hooked(backend, first), agent="a") as store:
             found = step(Receipt(store._engine, "r1").settle("a", 0.0))
-            assert found == {"status": DONE, "transaction": "1"}
+            assert found == {"status": DONE, "transaction": "1", "inverse": []}
             for _ in range(2):
                 assert step(Receipt(store._engine, "r2").settle("a", 0.0)) is None
             (void,) = step(Ledger(store._engine).read(RECEIPTS, [RECEIPTS.key("r2")])).records
