@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from interlock.backends.postgresql.gathering import LANES, LONE, PART, VAIN, Begun, Gatherer
+from interlock.backends.postgresql.gathering import LANES, LONE, MANY, PART, VAIN, Begun, Gatherer
 
 
 def everything(queue: deque[int]) -> list[int]:
@@ -66,21 +66,37 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-MANY = list(range(2 * PART))
+CROWD = list(range(MANY))
 
 
 def test_few_wait_beside_many_and_not_beside_few() -> None:
     async def run() -> None:
         calls = Calls(everything, 9)
-        for job in MANY:
+        for job in CROWD:
             calls.gatherer.add(job)
         await calls.begun(1)
         calls.gatherer.add(100)
         await turns(5)
-        assert calls.sent == [MANY]
-        calls.gatherer.add(101)
+        assert calls.sent == [CROWD]
+        more = list(range(101, 100 + MANY // PART))
+        for job in more:
+            calls.gatherer.add(job)
         await calls.begun(2)
-        assert calls.sent == [MANY, [100, 101]]
+        assert calls.sent == [CROWD, [100, *more]]
+        calls.may_end.set()
+
+    asyncio.run(run())
+
+
+def test_nobody_waits_beside_a_crowd_that_is_small() -> None:
+    async def run() -> None:
+        calls = Calls(everything, 9)
+        for job in CROWD[1:]:
+            calls.gatherer.add(job)
+        await calls.begun(1)
+        calls.gatherer.add(100)
+        await turns(5)
+        assert calls.sent == [CROWD[1:], [100]]
         calls.may_end.set()
 
     asyncio.run(run())
@@ -89,12 +105,12 @@ def test_few_wait_beside_many_and_not_beside_few() -> None:
 def test_few_beside_many_who_are_held_up_get_a_lane_after_a_while() -> None:
     async def run() -> None:
         calls = Calls(everything, 9)
-        for job in MANY:
+        for job in CROWD:
             calls.gatherer.add(job)
         await calls.begun(1)
         calls.gatherer.add(100)
         await calls.begun(2)  # though the first has not ended
-        assert calls.sent == [MANY, [100]]
+        assert calls.sent == [CROWD, [100]]
         calls.may_end.set()
 
     asyncio.run(run())
@@ -104,13 +120,13 @@ def test_who_has_fallen_behind_goes_with_those_who_come_again() -> None:
     async def run() -> None:
         calls = Calls(everything, 9)
         calls.then = lambda job: calls.gatherer.add(job) if len(calls.sent) < 3 else None
-        for job in MANY:
+        for job in CROWD:
             calls.gatherer.add(job)
         await calls.begun(1)
         calls.gatherer.add(100)
         calls.may_end.set()
         await calls.begun(2)
-        assert calls.sent[1] == [100, *MANY]
+        assert calls.sent[1] == [100, *CROWD]
 
     asyncio.run(run())
 
@@ -120,7 +136,7 @@ def test_few_wait_for_the_many_who_come_here_next() -> None:
         first = Calls(everything, 9)
         second = Calls(everything, 9, first.gatherer)
         first.then = second.gatherer.add
-        for job in MANY:
+        for job in CROWD:
             first.gatherer.add(job)
         await first.begun(1)
         second.gatherer.add(100)
@@ -128,7 +144,7 @@ def test_few_wait_for_the_many_who_come_here_next() -> None:
         assert second.sent == []
         first.may_end.set()
         await second.begun(1)
-        assert second.sent == [[100, *MANY]]
+        assert second.sent == [[100, *CROWD]]
         second.may_end.set()
 
     asyncio.run(run())
@@ -138,13 +154,13 @@ def test_many_do_not_wait_for_few_who_come_here_next() -> None:
     async def run() -> None:
         first = Calls(everything, 9)
         second = Calls(everything, 9, first.gatherer)
-        for job in MANY:
+        for job in CROWD:
             first.gatherer.add(job)
         await first.begun(1)
-        for job in MANY[:2]:
+        for job in CROWD[: MANY // PART]:
             second.gatherer.add(job)
         await second.begun(1)
-        assert second.sent == [MANY[:2]]
+        assert second.sent == [CROWD[: MANY // PART]]
         first.may_end.set()
         second.may_end.set()
 
@@ -156,7 +172,7 @@ def test_who_waits_in_vain_goes_then_and_the_next_ones_go_at_once() -> None:
         first = Calls(everything, 9)
         second = Calls(everything, 9, first.gatherer)
         second.may_end.set()
-        for job in MANY:
+        for job in CROWD:
             first.gatherer.add(job)
         await first.begun(1)
         second.gatherer.add(100)
@@ -165,7 +181,7 @@ def test_who_waits_in_vain_goes_then_and_the_next_ones_go_at_once() -> None:
         first.may_end.set()  # and nobody comes
         await second.begun(1)
         first.may_end.clear()
-        for job in MANY:
+        for job in CROWD:
             first.gatherer.add(job)
         await first.begun(2)
         for job in range(VAIN):
@@ -185,7 +201,7 @@ def test_who_waits_for_readers_who_are_held_up_goes_after_a_while() -> None:
     async def run() -> None:
         first = Calls(everything, 9)
         second = Calls(everything, 9, first.gatherer)
-        for job in MANY:
+        for job in CROWD:
             first.gatherer.add(job)
         await first.begun(1)
         second.gatherer.add(100)

@@ -40,6 +40,8 @@ LONE: Final = 4
 """After so many calls for one caller each the next one is not waited with."""
 PART: Final = 4
 """Few are fewer than many divided by this."""
+MANY: Final = 12
+"""Fewer than these are not many: among eight, what is lost by waiting is more than what is saved."""
 VAIN: Final = 64
 """So many times those who were waited for in vain are not waited for again."""
 
@@ -93,6 +95,11 @@ class _Alone:
 
     def __exit__(self, *error: object) -> None:
         self._gatherer.leave()
+
+
+def _are_few(count: int, many: int) -> bool:
+    """Whether so many are few beside so many others."""
+    return many >= MANY and PART * count < many
 
 
 class Gatherer(Generic[T]):
@@ -173,7 +180,7 @@ class Gatherer(Generic[T]):
 
     def _admit(self) -> None:
         """Open a lane for the queue if it may have one."""
-        if self._busy < self._usual_lanes and PART * len(self._queue) >= self._sent:
+        if self._busy < self._usual_lanes and not _are_few(len(self._queue), self._sent):
             self._open()
         else:
             self._want_relief()
@@ -230,7 +237,7 @@ class Gatherer(Generic[T]):
         """Whether those in the queue should wait for the many who come here next."""
         before = self._before
         few = len(self._queue)
-        if before is None or len(before._queue) + before._sent <= PART * few:
+        if before is None or not _are_few(few, len(before._queue) + before._sent):
             return False
         if self._vain:
             self._vain -= 1
