@@ -120,6 +120,19 @@ def test_the_page_about_servers_on_each_of_them(
         run_page(ON_SERVERS.read_text("utf-8"), ON_SERVERS.name, tmp_path)
 
 
+@pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
+def test_links_lead_somewhere(path: Path) -> None:
+    """Those to other files of this repository, and to headings in them."""
+    for target, heading in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", path.read_text()):
+        if target.startswith(("http:", "https:", "mailto:")):
+            continue
+        there = path.parent / target if target else path
+        assert there.exists(), target
+        if heading:
+            headings = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE)
+            assert heading in {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}, heading
+
+
 def test_the_readme_has_examples() -> None:
     found = list(blocks((ROOT / "README.md").read_text("utf-8")))
     assert sum(block.language == "python" for block in found) >= 2
