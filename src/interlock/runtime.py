@@ -174,7 +174,8 @@ class AsyncioWaiter:
         finally:
             if timer is not None:
                 timer.cancel()
-            self._renew()
+            if not self._woken or self._future.cancelled():  # else there is nothing to renew
+                self._renew()
 
     def _expire(self) -> None:
         if not self._future.done():

@@ -119,10 +119,10 @@ class Portion:
     def fits(self, writes: Mapping[Key, Write], expectations: Mapping[Key, Expectation]) -> bool:
         """Whether it may go with parts that write and expect this: nobody writes what another one looks at."""
         own, looked_at = self.writes.keys(), self.expectations.keys()
+        if looked_at.isdisjoint(expectations) and looked_at.isdisjoint(writes):
+            return own <= looked_at or (own.isdisjoint(expectations) and own.isdisjoint(writes))
         if not own.isdisjoint(expectations) or not own.isdisjoint(writes):
             return False
-        if looked_at.isdisjoint(expectations) and looked_at.isdisjoint(writes):
-            return True
         for key, expected in self.expectations.items():
             if key in writes or (key in expectations and expectations[key] != expected):
                 return False

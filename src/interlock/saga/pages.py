@@ -56,9 +56,10 @@ class Page:
 
     def set(self, place: Place, raw: bytes) -> None:
         """Put a step's form in."""
-        before = self.steps.get(place)
+        steps = self.steps
+        before = steps.get(place)
         self.size += len(raw) if before is None else len(raw) - len(before)
-        self.steps[place] = raw
+        steps[place] = raw
         self.dirty = True
 
     def remove(self, place: Place) -> None:
