@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
+
 from interlock import codec
 from interlock.model import ABSENT, Expectation, Key, Put
 from interlock.saga.kinds import PAGES, pack
@@ -28,6 +30,8 @@ _FRAME_BYTES: Final = 1 << 10
 """What a page may need besides its steps."""
 _LOOKED_AT: Final = 8
 """How many of the latest pages are looked at for room."""
+
+_encode = msgspec.msgpack.Encoder().encode
 
 Place = int | str
 
@@ -83,7 +87,10 @@ def with_room(pages: list[Page]) -> Page | None:
 def encoded(place: Place, step: dict[str, Any]) -> bytes:
     """The stored form of a step. What `interlock.saga.recorded` and `interlock.saga.recording` put into one is plain; a
     transaction's inverse need not be. Raises `ValueRefusedError`, `LimitExceededError`."""
-    raw = codec.freeze((place, step)) if "inverse" in step else pack((place, step))
+    try:  # as `pack`, which would be one more call for each record of a step
+        raw = codec.freeze((place, step)) if "inverse" in step else _encode((place, step))
+    except (UnicodeEncodeError, OverflowError):
+        raw = pack((place, step))
     if len(raw) > codec.VALUE_BYTES - _FRAME_BYTES:
         raise codec.too_large(len(raw))
     return raw
