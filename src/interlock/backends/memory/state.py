@@ -218,17 +218,15 @@ class State:
 
     def record_of(self, transaction: TransactionId) -> Record | PlainRecord | None:
         """What is in the log of a transaction."""
-        if self.indexed < self.token.position:
-            self._index()
+        position = self.token.position
+        if self.indexed < position:
+            records, log = self.records, self.log
+            for place in range(max(self.indexed, self.swept) + 1, position + 1):
+                record = log.get(place)
+                if record is not None:  # None: compaction was interrupted just behind dropping it
+                    records[record.transaction] = record
+            self.indexed = position
         return self.records.get(transaction)
-
-    def _index(self) -> None:
-        records, log, position = self.records, self.log, self.token.position
-        for place in range(max(self.indexed, self.swept) + 1, position + 1):
-            record = log.get(place)
-            if record is not None:  # None: compaction was interrupted just behind dropping it
-                records[record.transaction] = record
-        self.indexed = position
 
     def author(self, version: Version) -> Author | None:
         """Who committed a version, where the log still has it."""
