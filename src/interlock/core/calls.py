@@ -4,6 +4,10 @@ Each call of an asynchronous handle gives out a coroutine. The last one is remem
 the next call comes is either used by two tasks at once, which is refused, or was made and not yet awaited, which is
 legal only if it is awaited before the end. So a forgotten ``await`` never loses a write in silence.
 
+The commonest calls take themselves off at their end (``last_call`` is None then), where ``calls`` is None: no call was
+ever made while another had not finished, so the one that is remembered is the one that ends, or one of which it is a
+part and which waits for nothing but its parts. That is only to spare whoever comes next a look at it.
+
 While a call waits for the engine the attempt is BUSY, and while it is being committed it is CHECKING (invariants may
 read) and then SENDING. Every other call meets that state and is refused, however many were made before.
 """

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
+from math import floor
 from typing import Any, Final
 
 from interlock.codec import VALUE_BYTES
@@ -105,7 +106,7 @@ class Engine:
 
     def new_id(self) -> int:
         """A transaction id: 48 bits of milliseconds, then 80 random bits, so that ids are roughly in order of time."""
-        return (int(self.time() * 1000) << 80) | self.random_bits(80)
+        return (floor(self.time() * 1000) << 80) | self.random_bits(80)
 
     def resource(self, name: str, declared: Any = None) -> Resource:
         """A resource seen through a type. Raises `UsageError` for a bad name or a type that cannot be stored."""

@@ -12,6 +12,7 @@ finds out what was wrong. So they never refuse anything themselves, and whatever
 
 from __future__ import annotations
 
+from math import floor
 from typing import Any, Final
 
 from interlock.core.calls import ACTIVE, BUSY, COMMITTED, ROLLED_BACK, SENDING
@@ -96,7 +97,7 @@ def commit_now(txn: Transaction) -> bool:
     number = txn._id
     if fresh := not number:  # as `Engine.new_id`
         time, random_bits = engine.time, engine.random_bits
-        number = txn._id = (int(time() * 1000) << 80) | random_bits(80)
+        number = txn._id = (floor(time() * 1000) << 80) | random_bits(80)
     txn.state = SENDING
     try:
         absent: tuple[Key, ...] = rules.absent

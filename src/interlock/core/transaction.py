@@ -229,6 +229,8 @@ class Transaction(Attempted, eq=False):
                 if direct is not None and (found := direct.look(raw, token)) is not None:
                     entry, self.token = found
                     reads[raw] = entry
+                    if self.calls is None:
+                        self.last_call = None
                     return default if entry is None or entry.value is None else resource.thaw(entry.value)
                 self.state = BUSY  # the first read of a key in nearly every session: `fetch`, cut short
                 reading = await self.backend.read((raw,), token)

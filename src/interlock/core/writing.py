@@ -36,6 +36,8 @@ async def write(txn: Transaction, resource: Resource, key: Any, value: Any) -> N
         raw = (space.cache.get(key) if type(key) is str else None) or space.encode(key)
         if txn.plain:
             txn.writes[raw] = Put(resource.freeze(value))
+            if txn.calls is None:
+                txn.last_call = None
             return
         txn.before_write()
         await _prepare(txn, space, raw)
