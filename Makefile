@@ -60,7 +60,7 @@ pytest: $(TEST_STAMP) ## The tests alone (ARGS="-k sqlite")
 defects: $(TEST_STAMP) ## Put defects into the library on purpose, and show which test catches each (a few minutes)
 	PYTHONPATH=tests $(BIN)/python -m defects.run --write docs/defects.md $(ARGS)
 
-versions: $(TEST_STAMP) ## The PostgreSQL tests on versions 13 to 18, fetched by npm (ARGS="13 17"; an hour for all)
+versions: $(TEST_STAMP) ## The PostgreSQL tests on versions 13 to 18, fetched by npm (ARGS="13 17")
 	$(BIN)/python tests/postgresql_versions.py $(ARGS)
 
 coverage: $(TEST_STAMP) ## Which branches of commits, recovery and fencing the tests take (docs/coverage.md)
