@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import zygote
 from interlock import sync
 from interlock.backends.postgresql import PostgreSQLBackend
 from interlock.errors import BackendError, BackendUnavailableError, SchemaMismatchError, UsageError
-from interlock.testing.conformance.world import Subject, key, put
+from interlock.testing.conformance.world import EVERYTHING, Subject, key, put
 
 _OPEN = """
 import sys
@@ -84,6 +85,29 @@ def test_a_cancelled_commit_is_not_abandoned(postgresql_url: str, schema: str) -
                 done += any("it was done" in note for note in getattr(cancelled, "__notes__", ()))
         assert len(await store.listing()) == done + 1
         await store.backend.close()
+
+    asyncio.run(run())
+
+
+def test_a_coroutine_that_is_closed_leaves_no_connection_behind(postgresql_url: str, schema: str) -> None:
+    """It gets no cancellation. A connection that nobody has is a warning, and a warning fails a test here."""
+
+    async def run() -> None:
+        begun: Any
+        for connects in (False, True):
+            backend = PostgreSQLBackend(postgresql_url, schema=schema)
+            store = Subject(backend)
+            if not connects:
+                await store.commit({key("a"): put(1)})
+            for begun in (backend.read([key("a")]), backend.scan(EVERYTHING, limit=9)):
+                begun.send(None)
+                begun.close()
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            await asyncio.wait(others)  # the driver connects to the end
+            gc.collect()
+            assert await store.value(key("a")) == 1
+            assert list(await store.listing()) == [key("a")]
+            await backend.close()
 
     asyncio.run(run())
 

@@ -23,6 +23,10 @@ class Line:
         """End it."""
         self.closed = True
 
+    async def close(self, timeout: float) -> None:
+        """Ask the server, which says nothing."""
+        await asyncio.Event().wait()
+
 
 class Pool(LoopPool):
     """Connections to nowhere."""
@@ -113,3 +117,20 @@ def test_a_connection_that_cannot_be_made_gives_its_place_back() -> None:
             assert type(found[0]) is OSError
 
     asyncio.run(run())
+
+
+def test_whoever_closes_and_is_cancelled_leaves_no_connection_open() -> None:
+    async def body(pool: Pool) -> None:
+        await pool.begin()
+        held = [await pool.acquire() for _ in range(3)]
+        for connection in held[:2]:
+            pool.release(connection)
+        closing = asyncio.ensure_future(pool.close())
+        await asyncio.sleep(0)
+        assert not any(connection.raw.closed for connection in held)
+        closing.cancel()
+        await asyncio.wait({closing})
+        # The one that was being closed ends itself: asyncpg aborts what is cancelled there.
+        assert [connection.raw.closed for connection in held] == [True, False, True]
+
+    with_pool(3, body)

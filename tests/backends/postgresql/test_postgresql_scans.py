@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from interlock.backends.postgresql import PostgreSQLBackend
 from interlock.backends.postgresql.home import Home, Row
+from interlock.backends.postgresql.loops import Asked, _next_reads
 from interlock.backends.postgresql.scans import KEPT, Scans, Wanted
 from interlock.errors import BackendUnavailableError
 from interlock.model import Page, Span, Token
@@ -103,6 +104,34 @@ def test_who_is_cancelled_leaves_the_others_alone_and_an_error_is_told_to_each()
         assert isinstance(found[2], BackendUnavailableError)
         assert isinstance(found[3], BackendUnavailableError)
         assert found[2] is not found[3]
+
+    asyncio.run(run())
+
+
+def test_nothing_is_begun_for_those_who_are_all_cancelled() -> None:
+    """As when the loop ends: a lane that a timer opens then finds them, and its connection would be nobody's."""
+
+    async def run() -> None:
+        held = Held()
+        scans = _scans(held)
+        first = asyncio.ensure_future(scans.page(NEWEST))
+        await turns()
+        late = [asyncio.ensure_future(scans.page(NEWEST)) for _ in range(3)]
+        await turns()
+        for each in late:
+            each.cancel()
+        held.may_end[0].set()
+        await turns(8)
+        assert first.done()
+        assert held.sent == 1
+
+        reads: deque[Asked] = deque(Asked([key("a")], asyncio.get_running_loop().create_future(), False) for _ in "abc")
+        wanted = reads[1]
+        for asked in (reads[0], reads[2]):
+            asked.future.cancel()
+        assert _next_reads(reads) == [wanted]
+        assert not reads
+        wanted.future.cancel()
 
     asyncio.run(run())
 

@@ -154,10 +154,6 @@ class AsyncDriver:
                 await connection.prepare(name)
                 task = asyncio.ensure_future(connection.fetch(name, arguments))
                 return await self._to_the_end(task), connection.home
-            except asyncio.CancelledError:
-                if task is None:
-                    connection.raw.terminate()
-                raise
             except ERRORS as error:
                 lost, repeat = pool.judge(connection, error)
                 sent = task is not None and not is_unsent(error)
@@ -167,6 +163,10 @@ class AsyncDriver:
                     repeats -= 1
                 else:
                     raise translated(error, commits=sent) from None
+            except BaseException as error:
+                if task is None and not isinstance(error, Exception):  # it ends in the middle of a statement
+                    connection.raw.terminate()
+                raise
             finally:
                 if task is None or task.done():
                     pool.release(connection)

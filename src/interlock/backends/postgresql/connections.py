@@ -225,33 +225,37 @@ class LoopPool:
         await self._guard.aclose()
 
     async def _close_all(self) -> None:
+        """Also if this is cancelled no connection is left open: what was not closed in time is ended."""
         self.closed = True
-        free, self._free = self._free, []
-        for connection in free:
-            try:
-                await connection.raw.close(timeout=2.0)
-            except (asyncpg.PostgresError, *BROKEN):
-                connection.raw.terminate()
-        for connection in list(self._used):
-            connection.raw.terminate()
+        try:
+            while self._free:
+                connection = self._free.pop()
+                try:
+                    await connection.raw.close(timeout=2.0)
+                except (asyncpg.PostgresError, *BROKEN):
+                    connection.raw.terminate()
+        finally:
+            self.abandon()
 
     def abandon(self) -> None:
-        """From another thread, where the loop may still run: end the connections there."""
+        """End the connections without waiting, on their own loop."""
         self.closed = True
-        for connection in [*self._free, *self._used]:
+        self.distrust()
+        for connection in self._used:
             connection.raw.terminate()
 
 
 async def _connected(options: Options) -> Any:
     """A new connection of the driver. If the caller is cancelled meanwhile the driver goes on to its end by itself:
-    interrupted there, it would leave an error behind that nobody retrieves, which asyncio reports as a fault."""
+    interrupted there, it would leave an error behind that nobody retrieves, which asyncio reports as a fault. What it
+    then has made is ended, however the caller went: a coroutine that is closed gets no cancellation."""
     made = asyncpg.connect(
         options.dsn, timeout=options.connect_seconds, statement_cache_size=0, connection_class=types.Connection
     )
     task = asyncio.ensure_future(made)
     try:
         return await asyncio.shield(task)
-    except asyncio.CancelledError:
+    except BaseException:
         task.add_done_callback(_unwanted)
         raise
 

@@ -155,7 +155,7 @@ class Commits:
                     return None
             except Exception as error:  # mostly a token that the connection does not admit
                 return [error] if alone else None
-            except asyncio.CancelledError:
+            except BaseException:  # whatever else ends this leaves the connection in the middle of a statement
                 connection.raw.terminate()
                 raise
             finally:
@@ -210,11 +210,14 @@ def _answer(job: Job, answer: Reply | Exception) -> None:
 
 
 def _next_reads(queue: deque[Asked]) -> list[Asked]:
-    taken = [queue.popleft()]
-    count = len(taken[0].keys)
+    """Those who still wait: when the loop ends all have been cancelled, and nothing must be begun for them."""
+    taken: list[Asked] = []
+    count = 0
     while queue and count < KEYS_TOGETHER:
-        taken.append(queue.popleft())
-        count += len(taken[-1].keys)
+        asked = queue.popleft()
+        if not asked.future.done():
+            taken.append(asked)
+            count += len(asked.keys)
     return taken
 
 

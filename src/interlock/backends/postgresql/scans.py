@@ -123,7 +123,8 @@ class Scans:
 
 
 def _all(queue: deque[asyncio.Future[Page | Exception]]) -> list[asyncio.Future[Page | Exception]]:
-    callers = list(queue)
+    """Those who still wait: when the loop ends all have been cancelled, and nothing must be begun for them."""
+    callers = [caller for caller in queue if not caller.done()]
     queue.clear()
     return callers
 
