@@ -157,7 +157,7 @@ def test_another_page_is_not_shared(other: Wanted) -> None:
         assert held.sent == 2
         for each in held.may_end:
             each.set()
-        await asyncio.wait(pages)
+        await asyncio.gather(*pages, return_exceptions=True)
 
     asyncio.run(run())
 

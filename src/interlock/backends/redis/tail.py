@@ -55,6 +55,7 @@ class Tail:
             while self._waiters:
                 if self._link is None or self._link.broken:
                     self._link = await self._connect(BLOCK_SECONDS)
+                    continue  # whoever waited may have gone meanwhile
                 behind = b"%d-18446744073709551615" % min(self._waiters.values())
                 block = b"%d" % int(1000 * BLOCK_SECONDS)
                 command = (b"XREAD", b"COUNT", b"1", b"BLOCK", block, b"STREAMS", self._feed, behind)
