@@ -20,6 +20,7 @@ import redis.utils
 import lean
 import tally
 from bytecode import compile_share
+from complaints import complaints
 from interlock.core.transaction import current as transaction
 from interlock.saga.frames import current as saga
 from interlock.testing.conformance.world import EXAMPLES
@@ -41,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until everything is collected: looking for garbage was a quarter of that, and there is none
     tally.begin(config)
     lean.begin(config)
+    complaints.begin()
     os.environ.setdefault(EXAMPLES, usual("1", "0.4"))
     if hasattr(redis.utils, "get_lib_version"):  # each client would read the metadata of its package for that
         redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
@@ -123,12 +125,15 @@ def redis_client(redis_url: str) -> Iterator[redis.Redis]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """A transaction or saga that a test leaves open in this thread would be the next test's."""
+    """A transaction or saga that a test leaves open in this thread would be the next test's, and what asyncio reports
+    was raised to nobody."""
     left = [variable.get() for variable in (transaction, saga)]
     if left != [None, None]:
         transaction.set(None)
         saga.set(None)
         pytest.fail(f"{item.nodeid} has left something open behind it: {left}", pytrace=False)
+    if reported := complaints.taken():
+        pytest.fail(f"asyncio has reported in {item.nodeid}:\n" + "\n".join(reported), pytrace=False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -427,9 +427,11 @@ async def test_a_forked_child_sends_its_own() -> None:
     callers.tasks.append(asyncio.create_task(callers.write("c", 3)))
     await callers.backend.arrived.acquire()
     assert len(callers.backend.commits) == 2
-    callers.tasks.pop(1).cancel()
+    parents = callers.tasks.pop(1)
+    parents.cancel()  # as when the child ends: it is nowhere in the child's queue
     callers.backend.open.set()
     await asyncio.gather(*callers.tasks)
+    assert parents.cancelled()
 
 
 def test_threads(tmp_path: Path) -> None:

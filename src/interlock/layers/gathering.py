@@ -224,7 +224,7 @@ class Gathering:
         with self._mutex:
             taken = part.taken
             if not taken:
-                self._queue.remove(part)
+                self._drop(part)
                 if part.leads:
                     following = self._pass_on()
         if not taken:
@@ -234,6 +234,11 @@ class Gathering:
         elif not isinstance(interrupt, GeneratorExit):  # nothing may be awaited there
             await waiter.wait(GRACE_SECONDS, shielded=True)
             interrupt.add_note(f"interlock: the commit had begun and was not abandoned: {part.outcome}")
+
+    def _drop(self, part: Portion) -> None:
+        """Under the mutex: take a part out of the queue; in a forked child, one of the parent's is not there."""
+        if part in self._queue:
+            self._queue.remove(part)
 
     def _pass_on(self) -> Waiter | None:
         """Under the mutex: make the first who waits the next to send; whom to wake for that."""
@@ -259,7 +264,7 @@ class Gathering:
         finally:
             with self._mutex:
                 if not group:
-                    self._queue.remove(part)
+                    self._drop(part)
                 following = self._pass_on()
             waiters = [each.waiter for each in group if each is not part and each.waiter is not None]
             if following is not None:

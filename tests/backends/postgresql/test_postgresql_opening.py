@@ -16,6 +16,7 @@ import trio
 
 import interlock
 import zygote
+from complaints import complaints
 from interlock import sync
 from interlock.backends.postgresql import PostgreSQLBackend
 from interlock.errors import BackendError, BackendUnavailableError, SchemaMismatchError, UsageError
@@ -110,6 +111,8 @@ def test_a_coroutine_that_is_closed_leaves_no_connection_behind(postgresql_url: 
             await backend.close()
 
     asyncio.run(run())
+    gc.collect()
+    assert all("closed in the middle of operation" in each for each in complaints.taken()), "nobody retrieves that"
 
 
 def test_a_server_that_does_not_sync_is_refused(postgresql_url: str, schema: str) -> None:
