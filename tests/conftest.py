@@ -43,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     tally.begin(config)
     lean.begin(config)
     complaints.begin()
-    os.environ.setdefault(EXAMPLES, usual("1", "0.4"))
+    os.environ.setdefault(EXAMPLES, usual("1", "0.25"))
     if hasattr(redis.utils, "get_lib_version"):  # each client would read the metadata of its package for that
         redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):

@@ -23,7 +23,7 @@ from fuzz.targets import TARGETS, Target
 from interlock.errors import InterlockError
 from soak import usual
 
-EXAMPLES = int(os.environ.get("INTERLOCK_FUZZ") or usual(200, 25))
+EXAMPLES = int(os.environ.get("INTERLOCK_FUZZ") or usual(200, 15))
 fuzz = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 
 

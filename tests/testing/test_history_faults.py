@@ -42,9 +42,10 @@ def judged(settings: Settings, directory: Path, backend: str) -> None:
 
 def faulty(url: str, faults: tuple[FaultKind, ...], **more: Any) -> Settings:
     """Two processes of three agents, and each fault once."""
+    each, fault_seconds, least = usual((1.0, 0.4, 100), (0.6, 0.25, 50))
     return Settings(
-        "list-append", url, seconds=len(faults) + 2.0, threads=3, faults=faults, fault_seconds=0.4,
-        least=100, control=False, **more,
+        "list-append", url, seconds=each * (len(faults) + 2), threads=3, faults=faults, fault_seconds=fault_seconds,
+        least=least, control=False, **more,
     )  # fmt: skip
 
 
@@ -131,7 +132,7 @@ def test_w19_two_versions_over_one_store(
 ) -> None:
     url = f"sqlite:///{tmp_path}/store.db" if engine == "sqlite" else request.getfixturevalue(f"{engine}_url")
     sources = str(earlier), str(Path(interlock.__file__).parents[1])
-    seconds, least = usual((5.0, 20), (2.5, 6))
+    seconds, least = usual((5.0, 20), (1.5, 4))
     settings = Settings("list-append", url, seconds=seconds, processes=2, threads=3, least=least, control=False)
     verdict = run(replace(settings, sources=sources), tmp_path / "out")
     assert verdict.findings.violations == []

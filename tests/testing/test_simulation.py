@@ -52,7 +52,7 @@ def test_threads_and_greenlets_run_in_the_same_order(workload: str, monkeypatch:
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_no_order_of_calls_breaks_what_is_promised(workload: str) -> None:
-    told = simulate_many(workload, "serializable", range(usual(SEEDS.get(workload, 280), 50)))
+    told = simulate_many(workload, "serializable", range(usual(SEEDS.get(workload, 280), 30)))
     assert told.violations == []
     tally.note("simulation", told.counts, told.faults)
     assert told.faults["lost reply"] > 0
