@@ -28,7 +28,7 @@ BENCH_STAMP := $(VENV)/.installed-bench
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check types pytest coverage defects versions soak format bench clean
+.PHONY: help demo test check coverage defects versions soak format bench clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,26 +36,14 @@ help: ## This list
 demo: $(DEMO_STAMP) ## Four processes sell a shop's orders, without and with Interlock (ARGS="--seed 7")
 	@$(BIN)/interlock demo $(ARGS)
 
-# mypy takes a core for a while: it runs beside the tests, and is heard after them. pyright is not run beside them, because
-# it looks at nothing but the typed programs, and so do the tests: tests/test_typing.py.
-test: $(TEST_STAMP) ## Everything that must hold: check and all tests
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	@$(BIN)/mypy >$(VENV)/types.log 2>&1 & types=$$!; \
-	tests=0; $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) || tests=$$?; \
-	wait $$types || { cat $(VENV)/types.log; exit 1; }; \
-	exit $$tests
+test: $(TEST_STAMP) ## All tests (ARGS="-k sqlite")
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-check: $(TEST_STAMP) ## Lint, format, types
+check: $(TEST_STAMP) ## Lint, format, types; continuous integration runs this and the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@$(MAKE) --no-print-directory types
-
-types: $(TEST_STAMP) ## Types alone, by mypy and pyright
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
-
-pytest: $(TEST_STAMP) ## The tests alone (ARGS="-k sqlite")
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 defects: $(TEST_STAMP) ## Put defects into the library on purpose, and show which test catches each (a few minutes)
 	PYTHONPATH=tests $(BIN)/python -m defects.run --write docs/defects.md $(ARGS)
