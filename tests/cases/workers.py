@@ -142,11 +142,14 @@ def show_moments(url: Place) -> dict[str, Any]:
 
 
 def increment(url: Place, key: str, times: int, agent: str = "worker", gate: str = "") -> dict[str, Any]:
-    """Read, add one, write, many times, with the default settings; what reached the caller. With ``gate``, a file, not
-    before a lock of it is free, so that all who wait there begin at the same moment."""
+    """Read, add one, write, many times, with the default settings; what reached the caller. With ``gate``, a file, once
+    and then not before a lock of it is free, so that all who wait there have begun and go on at the same moment."""
     errors = []
     with opened(url, agent) as store:
         counters = store.resource("counters")
+        if gate:
+            counters.run(_increment, key)
+            times -= 1
         begin()
         if gate:
             with open(gate) as file:
