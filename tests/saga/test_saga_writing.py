@@ -12,7 +12,7 @@ import pytest
 import interlock
 import interlock.sync
 from cases.faults import Broken, Counted, Hooked, Pausing, is_commit
-from interlock import BackendUnavailableError, CompensationError, LimitExceededError, codec
+from interlock import BackendUnavailableError, CompensationError, LimitExceededError, ValueRefusedError, codec
 from interlock.layers.ledger import Ledger
 from interlock.saga import pages
 from interlock.saga.journal import SAGAS
@@ -144,6 +144,13 @@ def test_five_usual_steps_fit_into_a_row_that_sqlite_keeps_in_one_piece() -> Non
 def test_a_step_that_is_larger_than_a_value_may_be_is_refused() -> None:
     with pytest.raises(LimitExceededError):
         encoded(("x", 1), {"result": b"x" * codec.VALUE_BYTES})
+
+
+def test_what_the_encoder_does_not_know_itself_is_stored_exactly_or_refused() -> None:
+    step = {"result": 1 << 70}
+    assert codec.thaw(encoded(1, step)) == (1, step)
+    with pytest.raises(ValueRefusedError, match=r"\[1\]\.result"):
+        encoded(1, {"result": "\ud800"})
 
 
 def test_a_saga_that_is_coordinated_here_is_not_recovered_here() -> None:
