@@ -127,12 +127,13 @@ def redis_client(redis_url: str) -> Iterator[redis.Redis]:
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """A transaction or saga that a test leaves open in this thread would be the next test's, and what asyncio reports
     was raised to nobody."""
+    reported = complaints.taken()
     left = [variable.get() for variable in (transaction, saga)]
     if left != [None, None]:
         transaction.set(None)
         saga.set(None)
         pytest.fail(f"{item.nodeid} has left something open behind it: {left}", pytrace=False)
-    if reported := complaints.taken():
+    if reported:
         pytest.fail(f"asyncio has reported in {item.nodeid}:\n" + "\n".join(reported), pytrace=False)
 
 

@@ -128,6 +128,7 @@ def test_whoever_closes_and_is_cancelled_leaves_no_connection_open() -> None:
         closing = asyncio.ensure_future(pool.close())
         await asyncio.sleep(0)
         assert not any(connection.raw.closed for connection in held)
+        assert pool.take() is None, "nobody gets one that is about to be closed"
         closing.cancel()
         await asyncio.wait({closing})
         # The one that was being closed ends itself: asyncpg aborts what is cancelled there.

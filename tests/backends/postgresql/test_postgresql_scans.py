@@ -84,14 +84,20 @@ def test_a_page_is_from_a_statement_that_was_sent_after_it_was_asked_for() -> No
     asyncio.run(run())
 
 
+async def _one_and_three_behind(held: Held) -> tuple[asyncio.Future[Page], list[asyncio.Future[Page]]]:
+    """A caller whose statement is under way, and three who wait for the next one."""
+    scans = _scans(held)
+    first = asyncio.ensure_future(scans.page(NEWEST))
+    await turns()
+    late = [asyncio.ensure_future(scans.page(NEWEST)) for _ in range(3)]
+    await turns()
+    return first, late
+
+
 def test_who_is_cancelled_leaves_the_others_alone_and_an_error_is_told_to_each() -> None:
     async def run() -> None:
         held = Held()
-        scans = _scans(held)
-        first = asyncio.ensure_future(scans.page(NEWEST))
-        await turns()
-        late = [asyncio.ensure_future(scans.page(NEWEST)) for _ in range(3)]
-        await turns()
+        first, late = await _one_and_three_behind(held)
         held.may_end[0].set()
         await turns()
         late[0].cancel()
@@ -113,11 +119,7 @@ def test_nothing_is_begun_for_those_who_are_all_cancelled() -> None:
 
     async def run() -> None:
         held = Held()
-        scans = _scans(held)
-        first = asyncio.ensure_future(scans.page(NEWEST))
-        await turns()
-        late = [asyncio.ensure_future(scans.page(NEWEST)) for _ in range(3)]
-        await turns()
+        first, late = await _one_and_three_behind(held)
         for each in late:
             each.cancel()
         held.may_end[0].set()
@@ -125,6 +127,11 @@ def test_nothing_is_begun_for_those_who_are_all_cancelled() -> None:
         assert first.done()
         assert held.sent == 1
 
+    asyncio.run(run())
+
+
+def test_nothing_is_read_for_who_is_cancelled() -> None:
+    async def run() -> None:
         reads: deque[Asked] = deque(Asked([key("a")], asyncio.get_running_loop().create_future(), False) for _ in "abc")
         wanted = reads[1]
         for asked in (reads[0], reads[2]):

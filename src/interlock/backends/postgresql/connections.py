@@ -227,21 +227,22 @@ class LoopPool:
     async def _close_all(self) -> None:
         """Also if this is cancelled no connection is left open: what was not closed in time is ended."""
         self.closed = True
+        free, self._free = self._free, []  # nobody shall take one that is about to be closed
         try:
-            while self._free:
-                connection = self._free.pop()
+            while free:
+                connection = free.pop()
                 try:
                     await connection.raw.close(timeout=2.0)
                 except (asyncpg.PostgresError, *BROKEN):
                     connection.raw.terminate()
         finally:
-            self.abandon()
+            for connection in [*free, *self._used]:
+                connection.raw.terminate()
 
     def abandon(self) -> None:
-        """End the connections without waiting, on their own loop."""
+        """End the connections without waiting; on their own loop, where others may still use them."""
         self.closed = True
-        self.distrust()
-        for connection in self._used:
+        for connection in [*self._free, *self._used]:
             connection.raw.terminate()
 
 

@@ -105,9 +105,9 @@ def _are_few(count: int, many: int) -> bool:
 class Gatherer(Generic[T]):
     """A queue and its lanes.
 
-    ``take`` removes from the queue what goes in one call, which may be nothing while other calls are under way;
-    ``send`` sees to it and never raises. ``most``: how many lanes there may be. ``before``: the gatherer whose callers
-    mostly come here next. ``lanes``: how many there are from the start."""
+    ``take`` removes from the queue what goes in one call, which may be nothing while other calls are under way, or
+    where nobody waits for an answer any more; ``send`` sees to it and never raises. ``most``: how many lanes there may
+    be. ``before``: the gatherer whose callers mostly come here next. ``lanes``: how many there are from the start."""
 
     def __init__(
         self,
